@@ -1,0 +1,69 @@
+# Every target explains itself: `make help`. All but `help`, `clean` and `lock` bring their own virtual environment.
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= 2
+export PIN_CASES ?= ../shared/cases
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up down kafka topics token test test-messaging check lint types contracts requirements bench chaos lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+setup: ## make .venv from requirements.lock (needs Python 3.11 or newer and nothing else)
+	@command -v $(PYTHON) >/dev/null || { echo "setup: no $(PYTHON) on PATH (make PYTHON=...)" >&2; exit 1; }
+	@$(PYTHON) libs/devstack/setup_env.py
+
+demo: setup ## run the main job on embedded Postgres and Kafka and show what happens (PIN_KAFKA=apache|host:port)
+	@$(BIN)/python -m devstack demo
+
+up: setup ## start the whole platform and stay; Ctrl-C stops everything
+	@$(BIN)/python -m devstack up
+
+down: setup ## stop a platform that `make up` left running in another terminal
+	@$(BIN)/python -m devstack down
+
+kafka: setup ## fetch Apache Kafka from Maven Central and try it (then: make test PIN_KAFKA=apache)
+	@$(BIN)/python -m devstack kafka
+
+topics: setup ## create the contracts' topics on BOOTSTRAP=host:port and report drift
+	@$(BIN)/python -m chassis.contracts contracts --bootstrap $(or $(BOOTSTRAP),127.0.0.1:9092) --replicas 1
+
+token: setup ## print an access token for the running development platform (TENANT=, SUB=, ROLES=, SCOPE=)
+	@$(BIN)/python -m devstack token
+
+test: setup ## run the tests on embedded Postgres and Kafka
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests $(ARGS)
+
+test-messaging: setup ## run the messaging and fault tests only (with PIN_KAFKA=apache on Apache Kafka)
+	@$(BIN)/python -m pytest -m "messaging or chaos" tests $(ARGS)
+
+check: lint types contracts requirements test ## everything that CI runs before the tests on Apache Kafka
+
+lint: setup ## formatting, lint, import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports
+
+types: setup ## strict types
+	@$(BIN)/mypy libs/bizcal/src libs/chassis/src libs/devstack/src
+	@$(BIN)/mypy services/crm/src
+
+contracts: setup ## the AsyncAPI files judged by the foreign parser (needs npm; says so where there is none)
+	@$(BIN)/python -m devstack judge-contracts
+
+requirements: setup ## requirement id -> tests or waiver; fails for a due id that has neither
+	@$(BIN)/python tests/requirements_report.py
+
+bench: setup ## measure, every figure a ratio within one run; JSON in .pin/bench.json (Apache Kafka where present)
+	@$(BIN)/python -m tests.bench
+
+chaos: setup ## kill processes at random under load (SECONDS_OF_CHAOS=60)
+	@$(BIN)/python -m pytest -m chaos tests/chaos $(ARGS)
+
+lock: setup ## renew requirements.lock from the pyproject files
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --no-emit-package bizcal --no-emit-package chassis --no-emit-package devstack \
+	  --no-emit-package crm --quiet --upgrade --output-file requirements.lock
+
+clean: ## remove what the targets made (.venv, .pin, caches)
+	@rm -rf .venv .pin .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,163 @@
+"""The verbs of a service's command line, the same for all: serve, migrate, job, relay.
+
+A mistake in the environment or an argument is one line on standard error and exit status 2; what was refused changed
+nothing.
+"""
+
+import argparse
+import asyncio
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+
+from chassis import migrations
+from chassis.db import safe_address
+from chassis.jobs import JobDriver
+from chassis.messaging import BrokerUnavailable
+from chassis.relay import Relay
+from chassis.settings import ServiceSettings, SettingsInvalid, explain_invalid
+from chassis.telemetry import configure_logging
+
+ROLES = ("api", "consumers", "relay", "jobs")
+GRACEFUL_SECONDS = 20
+SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+
+
+class Parts(Protocol):
+    """What a service's composition root builds, as far as the command line needs it."""
+
+    @property
+    def app(self) -> FastAPI:
+        """The HTTP application, whose lifespan runs the background loops."""
+
+    @property
+    def drivers(self) -> Sequence[JobDriver]:
+        """The declared jobs."""
+
+    @property
+    def relays(self) -> Sequence[Relay]:
+        """The relay's workers."""
+
+    @property
+    def close(self) -> Callable[[], Awaitable[None]]:
+        """Closes the connections of a process that never served."""
+
+
+@dataclass(frozen=True)
+class ServiceCommand(Generic[SettingsT]):
+    """A service as its command line sees it.
+
+    Attributes:
+        name: the service's name.
+        settings: its settings class.
+        build: its composition root, given the settings and the roles to run.
+        package_file: `__file__` of its package, beside which the migrations are found.
+    """
+
+    name: str
+    settings: Callable[[], SettingsT]
+    build: Callable[[SettingsT, frozenset[str]], Parts]
+    package_file: str
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run one verb; return the exit status (0 done, 1 failed, 2 not understood)."""
+        options = self._parser().parse_args(arguments)
+        try:
+            settings = self.settings()
+        except ValidationError as error:
+            return self._refuse(str(explain_invalid(error)))
+        except SettingsInvalid as error:
+            return self._refuse(str(error))
+        configure_logging(settings.log_level, self.name)
+        try:
+            return int(options.verb(settings, options))
+        except BrokerUnavailable as error:
+            return self._refuse(f"Kafka is not available: {error}", status=1)
+        except (SQLAlchemyError, OSError) as error:
+            where = safe_address(settings.database_url)
+            return self._refuse(f"database {where}: {str(error).splitlines()[0][:300]}", status=1)
+
+    def _parser(self) -> argparse.ArgumentParser:
+        parser = argparse.ArgumentParser(prog=self.name)
+        verbs = parser.add_subparsers(required=True, metavar="VERB")
+        serve = verbs.add_parser("serve", help="run the service until it is told to stop")
+        serve.add_argument("--roles", default=",".join(ROLES), help="which of api,consumers,relay,jobs to run")
+        serve.set_defaults(verb=self._serve)
+        migrate = verbs.add_parser("migrate", help="bring the schema to the newest revision")
+        migrate.set_defaults(verb=self._migrate)
+        job = verbs.add_parser("job", help="run one cycle of a job")
+        job.add_argument("name")
+        job.add_argument("--once", action="store_true", required=True, help="one cycle, then exit")
+        job.set_defaults(verb=self._job)
+        relay = verbs.add_parser("relay", help="publish what the outbox holds")
+        relay.add_argument("--once", action="store_true", required=True, help="until nothing is left, then exit")
+        relay.set_defaults(verb=self._relay)
+        return parser
+
+    def _serve(self, settings: SettingsT, options: argparse.Namespace) -> int:
+        roles = frozenset(options.roles.split(","))
+        if unknown := roles - set(ROLES):
+            return self._refuse(f"unknown roles {', '.join(sorted(unknown))}; known are {', '.join(ROLES)}")
+        try:
+            listener = socket.create_server((settings.http_host, settings.http_port), backlog=512)
+        except OSError as error:
+            return self._refuse(f"port {settings.http_port} is not free: {error.strerror} (PIN_HTTP_PORT)", status=1)
+        parts = self.build(settings, roles)
+        config = uvicorn.Config(
+            parts.app,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=GRACEFUL_SECONDS,
+            server_header=False,
+            lifespan="on",
+        )
+        structlog.get_logger(self.name).info("serving", port=listener.getsockname()[1], roles=sorted(roles))
+        with listener:
+            uvicorn.Server(config).run(sockets=[listener])
+        return 0
+
+    def _migrate(self, settings: SettingsT, _: argparse.Namespace) -> int:
+        migrations.upgrade(migrations.migrations_of(self.package_file), settings.migrate_database_url)
+        return 0
+
+    def _job(self, settings: SettingsT, options: argparse.Namespace) -> int:
+        async def once() -> int:
+            parts = self.build(settings, frozenset({"jobs"}))
+            try:
+                drivers = {driver.job.name: driver for driver in parts.drivers}
+                if options.name not in drivers:
+                    return self._refuse(f"no job {options.name}; there are {', '.join(sorted(drivers))}")
+                result = await drivers[options.name].run_once()
+            finally:
+                await parts.close()
+            print(" ".join(f"{name}={count}" for name, count in result.counts.items()))
+            return 0
+
+        return asyncio.run(once())
+
+    def _relay(self, settings: SettingsT, _: argparse.Namespace) -> int:
+        async def once() -> int:
+            parts = self.build(settings, frozenset({"relay"}))
+            published = 0
+            try:
+                while (turn := await parts.relays[0].run_once()).published or turn.more:
+                    published += turn.published
+            finally:
+                await parts.close()
+            print(f"published={published}")
+            return 0
+
+        return asyncio.run(once())
+
+    def _refuse(self, reason: str, status: int = 2) -> int:
+        for line in reason.splitlines():
+            print(f"{self.name}: {line}", file=sys.stderr)
+        return status

@@ -1,0 +1,176 @@
+"""The one place that commits.
+
+A write session commits when its block ends without an exception and rolls back otherwise; nobody else calls commit.
+Who acts is set per transaction (`app.tenant` and its siblings), which row level security reads and a pooled connection
+forgets.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import asyncpg
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+INFRASTRUCTURE_ERRORS: tuple[type[BaseException], ...] = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+)
+"""What asyncpg raises when the database is away, full or restarting: nobody's data is at fault."""
+
+_OPEN = text(
+    "select set_config('app.tenant', :tenant, true), set_config('app.partner', :partner, true),"
+    " set_config('app.user', :user, true), set_config('app.roles', :roles, true),"
+    " set_config('transaction_read_only', :read_only, true)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts in a transaction, as row level security and the audit see it.
+
+    Attributes:
+        tenant_id: the tenant whose rows are visible; None for a system worker.
+        partner_id: the API client of a tenant, if one acts.
+        user_id: subject of the access token; None for the system.
+        roles: roles of the subject.
+    """
+
+    tenant_id: UUID | None = None
+    partner_id: UUID | None = None
+    user_id: str | None = None
+    roles: frozenset[str] = field(default_factory=frozenset)
+
+
+SYSTEM = Actor()
+
+
+class Database:
+    """Sessions on one database under one role.
+
+    Args:
+        url: `postgresql://role@host:port/name`.
+        application_name: shown in pg_stat_activity.
+        pool_size: connections kept; as many again may be opened under load.
+        transaction_pooler: True behind a pooler in transaction mode: prepared statements are not kept.
+        on_commit: called after each commit of a session that emitted events (see `mark_emitted`).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        application_name: str,
+        pool_size: int = 5,
+        transaction_pooler: bool = False,
+        on_commit: Callable[[], None] | None = None,
+    ) -> None:
+        connect_args: dict[str, Any] = {
+            "server_settings": {"application_name": application_name},
+            "timeout": 10,
+        }
+        if transaction_pooler:
+            connect_args |= {"statement_cache_size": 0, "prepared_statement_name_func": lambda: ""}
+        self.url = url
+        self.on_commit = on_commit
+        self.engine = create_async_engine(
+            make_url(url).set(drivername="postgresql+asyncpg"),
+            pool_size=pool_size,
+            max_overflow=pool_size,
+            pool_pre_ping=True,
+            pool_timeout=10,
+            connect_args=connect_args,
+        )
+        self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
+
+    @asynccontextmanager
+    async def write(self, actor: Actor = SYSTEM) -> AsyncIterator[AsyncSession]:
+        """Open a transaction that commits at the end of the block, or rolls back if the block raises.
+
+        Raises:
+            sqlalchemy.exc.DBAPIError: the database refused or is away; nothing was changed.
+        """
+        async with self._sessions() as session:
+            await self._open(session, actor, read_only=False)
+            yield session
+            await session.commit()
+            if self.on_commit is not None and session.info.get("emitted"):
+                self.on_commit()
+
+    @asynccontextmanager
+    async def read(self, actor: Actor = SYSTEM) -> AsyncIterator[AsyncSession]:
+        """Open a read-only transaction; a write in it is an error of the database."""
+        async with self._sessions() as session:
+            await self._open(session, actor, read_only=True)
+            yield session
+
+    async def ping(self) -> None:
+        """Ask the database for one row.
+
+        Raises:
+            sqlalchemy.exc.DBAPIError, OSError: it can't be asked.
+        """
+        async with self.read() as session:
+            await session.execute(text("select 1"))
+
+    async def close(self) -> None:
+        """Close every pooled connection."""
+        await self.engine.dispose()
+
+    @staticmethod
+    async def _open(session: AsyncSession, actor: Actor, *, read_only: bool) -> None:
+        await session.execute(
+            _OPEN,
+            {
+                "tenant": str(actor.tenant_id or ""),
+                "partner": str(actor.partner_id or ""),
+                "user": actor.user_id or "",
+                "roles": ",".join(sorted(actor.roles)),
+                "read_only": "on" if read_only else "off",
+            },
+        )
+
+
+def mark_emitted(session: AsyncSession) -> None:
+    """Note that this session put rows into the outbox, so that its commit wakes the relay."""
+    session.info["emitted"] = True
+
+
+async def driver_connection(session: AsyncSession) -> "asyncpg.Connection[asyncpg.Record]":
+    """Return the asyncpg connection of a session's open transaction, for set-based statements over arrays.
+
+    Raises:
+        RuntimeError: no transaction is open (the statement would commit by itself).
+    """
+    raw = await (await session.connection()).get_raw_connection()
+    connection = cast("asyncpg.Connection[asyncpg.Record]", raw.driver_connection)
+    if not connection.is_in_transaction():
+        raise RuntimeError("no transaction is open on this session")
+    return connection
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """Tell whether an error speaks of the database's availability and not of the data."""
+    if isinstance(error, DBAPIError):
+        return (
+            error.connection_invalidated
+            or is_infrastructure(error.orig or Exception())
+            or (error.orig is not None and error.orig.__cause__ is not None and is_infrastructure(error.orig.__cause__))
+        )
+    return isinstance(error, INFRASTRUCTURE_ERRORS)
+
+
+def safe_address(url: str) -> str:
+    """Return `host:port/database` of a database address, for logs and messages: no user, no password."""
+    parts = urlsplit(url)
+    return f"{parts.hostname or 'local socket'}:{parts.port or 5432}{parts.path}"

@@ -1,0 +1,23 @@
+"""Identifiers: UUIDv7 for what a command creates, UUIDv5 for what a handler derives from another event."""
+
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import uuid_utils
+
+EVENTS_NAMESPACE = uuid5(NAMESPACE_URL, "pin:events")
+
+
+def new_id() -> UUID:
+    """Return a new UUIDv7: unique, and ordered by creation time within a process."""
+    return UUID(int=uuid_utils.uuid7().int)
+
+
+def derived_event_id(causation_id: UUID, event_type: str, ordinal: int) -> UUID:
+    """Return the id of an event that a handler emits, the same however often the handler runs.
+
+    Args:
+        causation_id: id of the event that is handled.
+        event_type: `ce_type` of the event that is emitted.
+        ordinal: position among the events emitted for that cause, from 0.
+    """
+    return uuid5(EVENTS_NAMESPACE, f"{causation_id}/{event_type}/{ordinal}")

@@ -1,0 +1,243 @@
+"""The transactional outbox: an event is a row written in the transaction that it announces, or it doesn't exist.
+
+Rows are spread over 64 lanes by a hash of their message key, for ever: a relay that holds a lane sends that lane's
+rows in id order, which is what keeps one key's events in order while several relays work. Whoever emits for a key
+holds the row lock of its aggregate, so the order of ids within a key is the order of commits.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID
+from zlib import crc32
+
+import orjson
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from chassis.db import driver_connection, mark_emitted
+from chassis.ids import new_id
+from chassis.sqltypes import Xid8
+
+LANES: Final = 64
+MAX_RECORD_BYTES: Final = 900_000
+"""Largest encoded record (key, payload, headers) in bytes; below the broker's default limit of 1 MiB with room for
+framing."""
+
+
+class MessageRefused(ValueError):
+    """An event that can't be published: not encodable, too large, or in breach of its envelope."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventType:
+    """What is the same for every event of one type; one constant per type, declared in the service's contract.
+
+    Attributes:
+        topic: Kafka topic.
+        type: `ce_type`.
+        source: `ce_source`, `/pin/<context>`.
+        aggregate_type: `ce_aggregatetype`.
+        event_class: domain, saga, audit, operational, compliance or analytical.
+        contract_version: `ce_contractversion`.
+    """
+
+    topic: str
+    type: str
+    source: str
+    aggregate_type: str
+    event_class: str
+    contract_version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One event to publish.
+
+    Attributes:
+        event: its type.
+        key: Kafka message key: the id of the entity whose order matters to the readers.
+        payload: the record's value, in the casing of its contract; JSON types, UUIDs as text, instants as RFC 3339
+        text. occurred_at: when it happened, timezone-aware. tenant_id: the tenant it concerns, if any. sequence:
+        version of the aggregate at emission; None where the class has no per-entity order. aggregate_id: id of the
+        aggregate; the key if not given. event_id: `ce_id`.
+    """
+
+    event: EventType
+    key: str
+    payload: Mapping[str, Any]
+    occurred_at: datetime
+    tenant_id: UUID | None = None
+    sequence: int | None = None
+    aggregate_id: str | None = None
+    event_id: UUID = field(default_factory=new_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why events are emitted: what ties them to a request, a job run or another event.
+
+    Attributes:
+        correlation_id: id of the job run or request.
+        causation_id: id of the event that is being handled, if one is.
+        run_id: id of the job run, kept on the outbox row, if a job emits.
+    """
+
+    correlation_id: str
+    causation_id: UUID | None = None
+    run_id: UUID | None = None
+
+
+def lane_of(key: str) -> int:
+    """Return the lane (0..63) of a message key; stable for ever, as stored rows depend on it."""
+    return crc32(key.encode()) % LANES
+
+
+def rfc3339(instant: datetime) -> str:
+    """Return an aware instant as RFC 3339 in UTC with the suffix Z, microseconds only where there are any.
+
+    Raises:
+        ValueError: the instant is naive.
+    """
+    if instant.tzinfo is None:
+        raise ValueError(f"naive datetime: {instant!r}")
+    return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def envelope(message: Message, cause: Cause) -> dict[str, str]:
+    """Return the CloudEvents 1.0 headers (Kafka binary mode) of a message.
+
+    Raises:
+        ValueError: `occurred_at` is naive.
+    """
+    event = message.event
+    headers = {
+        "content-type": "application/json",
+        "ce_specversion": "1.0",
+        "ce_id": str(message.event_id),
+        "ce_source": event.source,
+        "ce_type": event.type,
+        "ce_time": rfc3339(message.occurred_at),
+        "ce_subject": message.aggregate_id or message.key,
+        "ce_aggregatetype": event.aggregate_type,
+        "ce_contractversion": str(event.contract_version),
+        "ce_eventclass": event.event_class,
+        "ce_correlationid": cause.correlation_id,
+    }
+    if message.sequence is not None:
+        headers["ce_sequence"] = str(message.sequence)
+    if message.tenant_id is not None:
+        headers["ce_tenantid"] = str(message.tenant_id)
+    if cause.causation_id is not None:
+        headers["ce_causationid"] = str(cause.causation_id)
+    return headers
+
+
+def outbox_table(metadata: MetaData) -> Table:
+    """Return the outbox table for a service's metadata; Debezium's outbox column names where they exist."""
+    return Table(
+        "outbox",
+        metadata,
+        Column("id", BigInteger, Identity(always=True), primary_key=True),
+        Column("event_id", Uuid, nullable=False),
+        Column("aggregatetype", Text, nullable=False),
+        Column("aggregateid", Text, nullable=False),
+        Column("type", Text, nullable=False),
+        Column("payload", LargeBinary, nullable=False),
+        Column("headers", JSONB, nullable=False),
+        Column("topic", Text, nullable=False),
+        Column("message_key", Text, nullable=False),
+        Column("lane", SmallInteger, nullable=False),
+        Column("tenant_id", Uuid),
+        Column("occurred_at", DateTime(timezone=True), nullable=False),
+        Column("created_at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
+        Column("run_id", Uuid),
+        Column("attempts", Integer, nullable=False, server_default=text("0")),
+        Column("parked_at", DateTime(timezone=True)),
+        Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
+        Index("ix_outbox_lane_id", "lane", "id", postgresql_where=text("parked_at is null")),
+    )
+
+
+_INSERT = """
+insert into {schema}.outbox (event_id, aggregatetype, aggregateid, type, payload, headers, topic, message_key, lane,
+                             tenant_id, occurred_at, run_id)
+select e.event_id, e.aggregatetype, e.aggregateid, e.type, e.payload, e.headers::jsonb, e.topic, e.message_key, e.lane,
+       e.tenant_id, e.occurred_at, $12
+from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[],
+            $9::smallint[], $10::uuid[], $11::timestamptz[]) with ordinality
+     as e(event_id, aggregatetype, aggregateid, type, payload, headers, topic, message_key, lane, tenant_id,
+     occurred_at, n)
+order by e.n
+"""
+
+
+class Outbox:
+    """Writes events into one service's outbox table.
+
+    Args:
+        schema: the service's Postgres schema.
+    """
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self._insert = _INSERT.format(schema=schema)
+
+    async def emit(self, session: AsyncSession, messages: Sequence[Message], cause: Cause) -> None:
+        """Write events in the session's transaction, in the given order, with one statement.
+
+        Args:
+            session: an open write session; nothing is sent before it commits.
+            messages: the events; an empty sequence does nothing.
+            cause: what ties them together.
+
+        Raises:
+            MessageRefused: an event can't be encoded or is too large; nothing is written.
+        """
+        if not messages:
+            return
+        columns = tuple(zip(*(_row(message, cause) for message in messages), strict=True))
+        connection = await driver_connection(session)
+        await connection.execute(self._insert, *columns, cause.run_id)
+        mark_emitted(session)
+
+
+def _row(message: Message, cause: Cause) -> tuple[Any, ...]:
+    event = message.event
+    try:
+        payload = orjson.dumps(message.payload)
+        headers = orjson.dumps(envelope(message, cause)).decode()
+    except (TypeError, ValueError) as error:
+        raise MessageRefused(f"{event.type} {message.event_id} can't be encoded: {error}") from error
+    size = len(message.key.encode()) + len(payload) + len(headers.encode())
+    if size > MAX_RECORD_BYTES:
+        raise MessageRefused(f"{event.type} {message.event_id} has {size} bytes; the limit is {MAX_RECORD_BYTES}")
+    return (
+        message.event_id,
+        event.aggregate_type,
+        message.aggregate_id or message.key,
+        event.type,
+        payload,
+        headers,
+        event.topic,
+        message.key,
+        lane_of(message.key),
+        message.tenant_id,
+        message.occurred_at,
+    )

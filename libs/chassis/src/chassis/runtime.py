@@ -1,0 +1,143 @@
+"""Background loops of a process: started together, restarted when they fail, stopped in good order.
+
+A loop that raises never takes the others down, and a loop that makes no progress makes the process unhealthy: a process
+that lives while its loops are dead is the fault this module prevents.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter
+
+FIRST_RESTART_DELAY: Final = 0.5
+LONGEST_RESTART_DELAY: Final = 15.0
+HEALTHY_AFTER: Final = 60.0
+log = structlog.get_logger(__name__)
+
+
+class Stop:
+    """A request to stop, which loops look at between units of work and can wait for."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    @property
+    def requested(self) -> bool:
+        """True once stopping has been asked for."""
+        return self._event.is_set()
+
+    def request(self) -> None:
+        """Ask every holder of this object to stop."""
+        self._event.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until stopping is asked for, `seconds` at most; return whether it was."""
+        try:
+            async with asyncio.timeout(max(seconds, 0)):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class Heartbeat:
+    """When a loop last made progress, by the monotonic clock.
+
+    Args:
+        longest_silence: seconds without a beat after which the loop counts as dead.
+    """
+
+    def __init__(self, longest_silence: float) -> None:
+        self.longest_silence = longest_silence
+        self._last = time.monotonic()
+
+    def beat(self) -> None:
+        """Note progress."""
+        self._last = time.monotonic()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last beat."""
+        return time.monotonic() - self._last
+
+    @property
+    def alive(self) -> bool:
+        """Whether the last beat is recent enough."""
+        return self.silence <= self.longest_silence
+
+
+class Loop(Protocol):
+    """One background activity; `run` returns only when stopping was asked for."""
+
+    name: str
+    heartbeat: Heartbeat
+
+    async def run(self, stop: Stop) -> None:
+        """Work until `stop` is requested; an exception restarts the loop after a delay."""
+        ...
+
+
+@dataclass
+class Background:
+    """The loops of one process.
+
+    Attributes:
+        loops: what runs.
+        registry: where restarts are counted (`pin_background_restarts_total{loop}`).
+        grace: seconds that running work gets at stop before it is cancelled (it then rolls back whole).
+    """
+
+    loops: Sequence[Loop]
+    registry: CollectorRegistry
+    grace: float = 20.0
+    _stop: Stop = field(default_factory=Stop, init=False)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._restarts = Counter(
+            "pin_background_restarts_total",
+            "Background loops restarted after an error.",
+            ["loop"],
+            registry=self.registry,
+        )
+
+    def start(self) -> None:
+        """Start every loop as a task of the running event loop."""
+        for loop in self.loops:
+            self._restarts.labels(loop.name)
+            self._tasks.append(asyncio.create_task(self._supervise(loop), name=loop.name))
+
+    async def stop(self) -> None:
+        """Ask every loop to stop, wait up to `grace` seconds, then cancel what is left."""
+        self._stop.request()
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=self.grace)
+        for task in late:
+            log.warning("loop cancelled at stop", loop=task.get_name(), grace=self.grace)
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def dead(self) -> dict[str, float]:
+        """Return the loops without progress and their silence in seconds."""
+        return {loop.name: loop.heartbeat.silence for loop in self.loops if not loop.heartbeat.alive}
+
+    async def _supervise(self, loop: Loop) -> None:
+        delay = FIRST_RESTART_DELAY
+        while not self._stop.requested:
+            started = time.monotonic()
+            try:
+                await loop.run(self._stop)
+            except Exception:
+                log.exception("loop failed", loop=loop.name, restart_in=delay)
+                self._restarts.labels(loop.name).inc()
+                if time.monotonic() - started > HEALTHY_AFTER:
+                    delay = FIRST_RESTART_DELAY
+                await self._stop.wait(delay)
+                delay = min(delay * 2, LONGEST_RESTART_DELAY)
+            else:
+                return

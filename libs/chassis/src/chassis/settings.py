@@ -1,0 +1,85 @@
+"""Settings that every service reads: environment variables `PIN_...`, or files of the same names in PIN_SECRETS_DIR.
+
+A missing or impossible value stops the process before it opens anything, with one line that names the variable.
+"""
+
+import os
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from chassis.messaging import KafkaAddress
+
+
+class SettingsInvalid(Exception):
+    """The environment doesn't describe a runnable service; the text has one line per variable."""
+
+
+class JwtIssuer(BaseModel):
+    """Whose access tokens are accepted.
+
+    Attributes:
+        issuer: value of `iss`.
+        audience: value that `aud` must contain.
+        algorithms: the algorithms of this issuer; the token's own header never chooses.
+        jwks: its public keys (JWKS document).
+    """
+
+    issuer: str
+    audience: str
+    algorithms: list[Literal["RS256", "ES256", "Ed25519"]] = Field(min_length=1)
+    jwks: dict[str, Any]
+
+
+class ServiceSettings(BaseSettings):
+    """What all services have in common.
+
+    Attributes:
+        env: production, or development (which allows plaintext Kafka).
+        database_url: the system role's address, for workers.
+        api_database_url: the API role's address, under row level security.
+        migrate_database_url: the owner's address, for migrations only.
+        kafka_bootstrap: `host:port[,host:port]`.
+        kafka_security: ssl, or plaintext in development.
+        jwt_issuers: whose tokens the API accepts (JSON list).
+        relay_interval: seconds between looks at the outbox when no local commit wakes the relay.
+        relay_workers: relay workers of all processes together; each takes its share of the 64 lanes.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="PIN_", extra="ignore", frozen=True, secrets_dir=os.environ.get("PIN_SECRETS_DIR") or None
+    )
+
+    env: Literal["development", "production"] = "production"
+    database_url: str = Field(pattern=r"^postgresql://")
+    api_database_url: str = Field(pattern=r"^postgresql://")
+    migrate_database_url: str = Field(pattern=r"^postgresql://")
+    kafka_bootstrap: str = Field(min_length=3)
+    kafka_security: Literal["plaintext", "ssl"] = "ssl"
+    jwt_issuers: list[JwtIssuer] = []
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    http_host: str = "127.0.0.1"
+    http_port: int = Field(default=8100, ge=0, le=65535)
+    relay_interval: float = Field(default=1.0, gt=0, le=60)
+    relay_workers: int = Field(default=2, ge=1, le=64)
+
+    @model_validator(mode="after")
+    def _plaintext_is_for_development(self) -> "ServiceSettings":
+        if self.kafka_security == "plaintext" and self.env != "development":
+            raise ValueError("PIN_KAFKA_SECURITY=plaintext is refused unless PIN_ENV=development")
+        return self
+
+    @property
+    def kafka(self) -> KafkaAddress:
+        """Where Kafka is."""
+        return KafkaAddress(self.kafka_bootstrap, self.kafka_security)
+
+
+def explain_invalid(error: ValidationError) -> SettingsInvalid:
+    """Turn pydantic's report into one line per variable, without the values (they may be secrets)."""
+    lines = []
+    for problem in error.errors(include_input=False, include_url=False):
+        name = "PIN_" + "_".join(str(part) for part in problem["loc"]).upper() if problem["loc"] else "settings"
+        lines.append(f"{name}: {problem['msg']}")
+    return SettingsInvalid("\n".join(lines))

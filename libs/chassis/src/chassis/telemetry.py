@@ -1,0 +1,94 @@
+"""Logs as JSON lines on standard output, and one Prometheus registry per process.
+
+Every line carries the correlation id of its request or job run. Personal data and money stay out: a processor blanks
+the keys that could carry them, whatever a call site passes.
+"""
+
+import logging
+import logging.config
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Final
+
+import orjson
+import structlog
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+REDACTED: Final = "[redacted]"
+SENSITIVE: Final = frozenset(
+    {
+        "amount", "authorization", "body", "cookie", "email", "full_name", "headers", "name_of_person", "password",
+        "payload", "phone", "price", "secret", "token",
+    }
+)  # fmt: skip
+
+
+def redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Blank the values of sensitive keys of a log event (structlog processor)."""
+    for key in event.keys() & SENSITIVE:
+        event[key] = REDACTED
+    return event
+
+
+def configure_logging(level: str, service: str) -> None:
+    """Send structlog's and the standard library's records to standard output as JSON lines.
+
+    Args:
+        level: DEBUG, INFO, WARNING or ERROR.
+        service: value of the key `service` of every line.
+    """
+
+    def add_service(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["service"] = service
+        return event
+
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        add_service,
+        redact,
+        structlog.processors.dict_tracebacks,
+    ]
+    renderer = structlog.processors.JSONRenderer(
+        serializer=lambda event, **_: orjson.dumps(event, default=str).decode()
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+    )
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    logging.captureWarnings(capture=True)
+    root.setLevel(level)
+    for noisy in ("aiokafka", "uvicorn.access", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
+def new_registry() -> CollectorRegistry:
+    """Return a registry that also exports the process's own figures (memory, CPU, open files)."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry

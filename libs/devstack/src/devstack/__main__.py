@@ -1,0 +1,153 @@
+"""Command line of the development stack: `python -m devstack VERB` (the Makefile has a target for each)."""
+
+import argparse
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from uuid import UUID, uuid5
+
+from chassis.testing.processes import CannotStart
+from devstack import demo, judge
+from devstack.identity import EVERYTHING, DevelopmentIssuer
+from devstack.stack import HOME, Stack
+
+TENANTS = UUID("0b7d4d3e-3c8f-4f0f-8a55-7b9d6f2e1a01")
+PID_FILE = HOME / "up.pid"
+NEEDED_MB = 300
+
+
+def main() -> int:
+    """Run one verb; every foreseeable failure is one line and status 1."""
+    parser = argparse.ArgumentParser(prog="devstack", description=__doc__)
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verbs.add_parser("demo", help="run the main job and show what happens").set_defaults(verb=_demo)
+    verbs.add_parser("up", help="start the platform and stay").set_defaults(verb=_up)
+    verbs.add_parser("down", help="stop a platform that another terminal runs").set_defaults(verb=_down)
+    verbs.add_parser("kafka", help="fetch Apache Kafka and try it").set_defaults(verb=_kafka)
+    verbs.add_parser("token", help="print an access token").set_defaults(verb=_token)
+    verbs.add_parser("judge-contracts", help="let the foreign parser judge the contracts").set_defaults(verb=_judge)
+    options = parser.parse_args()
+    try:
+        return int(options.verb())
+    except CannotStart as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        return _refuse("interrupted; everything is stopped", status=130)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return _refuse("the disk is full")
+        raise
+
+
+def _refuse(reason: str, status: int = 1) -> int:
+    print(f"devstack: {reason}", file=sys.stderr)
+    return status
+
+
+def _require_space() -> None:
+    HOME.mkdir(exist_ok=True)
+    free_mb = shutil.disk_usage(HOME).free // 2**20
+    if free_mb < NEEDED_MB:
+        raise CannotStart(f"{free_mb} MB are free on the disk, {NEEDED_MB} MB are needed")
+
+
+def _demo() -> int:
+    _require_space()
+    return demo.run()
+
+
+def _up() -> int:
+    _require_space()
+    if (running := _running()) is not None:
+        raise CannotStart(f"a platform is up already (process {running}); `make down` stops it")
+    _stop_on_sigterm()
+    with Stack.start() as stack:
+        PID_FILE.write_text(str(os.getpid()))
+        crm = stack.address("crm")
+        print(f"\n  crm        {crm}/v1/deals   {crm}/health/ready   {crm}/metrics   {crm}/openapi.json")
+        print(f"  Postgres   {stack.url('postgres')}")
+        print(f"  Kafka      {stack.broker.bootstrap} ({stack.broker.kind})")
+        print(
+            f"  logs       {stack.log_of('crm').relative_to(Path.cwd(), walk_up=False) if _here(stack) else stack.home}"
+        )
+        print(f'\n  curl -H "Authorization: Bearer $(make -s token)" {crm}/v1/deals')
+        print("\nCtrl-C stops everything.", flush=True)
+        try:
+            return _watch(stack)
+        finally:
+            PID_FILE.unlink(missing_ok=True)
+            print("stopping", flush=True)
+
+
+def _here(stack: Stack) -> bool:
+    return stack.home.is_relative_to(Path.cwd())
+
+
+def _watch(stack: Stack) -> int:
+    while True:
+        for service, process in stack.services.items():
+            if process.poll() is not None:
+                return _refuse(f"{service} ended with status {process.returncode}; see {stack.log_of(service)}")
+        time.sleep(0.3)
+
+
+def _stop_on_sigterm() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def _running() -> int | None:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        pid = int(PID_FILE.read_text())
+        with contextlib.suppress(OSError):
+            command = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False)
+            if "devstack" in command.stdout:
+                return pid
+    return None
+
+
+def _down() -> int:
+    pid = _running()
+    if pid is None:
+        print("nothing is up")
+        return 0
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + 60
+    while _running() is not None:
+        if time.monotonic() > deadline:
+            return _refuse(f"process {pid} is still stopping after 60 s")
+        time.sleep(0.1)
+    print("stopped")
+    return 0
+
+
+def _kafka() -> int:
+    return judge.try_apache_kafka()
+
+
+def _token() -> int:
+    tenant = os.environ.get("TENANT")
+    token = DevelopmentIssuer.load(HOME).token(
+        UUID(tenant) if tenant else uuid5(TENANTS, "1"),
+        subject=os.environ.get("SUB") or "developer",
+        roles=(os.environ.get("ROLES") or "MANAGER").split(","),
+        scope=os.environ.get("SCOPE") or EVERYTHING,
+    )
+    print(token)
+    return 0
+
+
+def _judge() -> int:
+    return judge.judge_contracts()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""HTTP routes of crm under /v1: parse, call one command or query, answer.
+
+Bodies are camelCase, instants carry an offset, unknown fields are refused.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from chassis.clock import Clock
+from chassis.web import Call, ErrorAnswer, reading, writing
+from crm import commands, queries
+from crm.domain import (
+    CLOSES,
+    DealNotActive,
+    DealNotFound,
+    DealStatus,
+    DealTimelineEventType,
+    NoOpenStep,
+    StepStatus,
+    StepTransitionRefused,
+    ValidationError,
+)
+
+READ: Final = "crm:deals:read"
+WRITE: Final = "crm:deals:write"
+ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
+    ValidationError: ErrorAnswer(422, "validation_error"),
+    DealNotFound: ErrorAnswer(404, "deal_not_found"),
+    DealNotActive: ErrorAnswer(409, "deal_not_active"),
+    NoOpenStep: ErrorAnswer(409, "no_open_step"),
+    StepTransitionRefused: ErrorAnswer(409, "step_transition_refused"),
+}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
+
+
+class OpenDeal(_Body):
+    """A deal to open."""
+
+    title: str = Field(min_length=1, max_length=255)
+
+
+class AddStep(_Body):
+    """A step to add to a deal's timeline; a closer takes no due time."""
+
+    type: DealTimelineEventType
+    occurred_at: AwareDatetime
+    due_at: AwareDatetime | None = None
+    payload: dict[str, Any] = Field(default_factory=dict)
+
+
+class DealView(_Body):
+    """A deal as its page shows it."""
+
+    id: UUID
+    title: str
+    status: DealStatus
+    version: int
+    overdue_steps: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class DealPage(_Body):
+    """Deals, newest first; `next` goes into `after` for the following page."""
+
+    items: list[DealView]
+    next: UUID | None
+
+
+class StepView(_Body):
+    """One line of the tab «Ход сделки»; an overdue step has the icon «просрочено»."""
+
+    id: UUID
+    type: DealTimelineEventType
+    status: StepStatus
+    icon: str | None
+    occurred_at: datetime
+    due_at: datetime | None
+    completed_at: datetime | None
+    updated_at: datetime
+    actor_role: str | None
+
+
+class TimelineView(_Body):
+    """The tab «Ход сделки» of a deal."""
+
+    items: list[StepView]
+
+
+class StepAdded(_Body):
+    """The step that was added."""
+
+    id: UUID
+    status: StepStatus
+
+
+router = APIRouter(prefix="/v1/deals", tags=["deals"])
+
+
+@router.post("", status_code=201)
+async def open_deal(request: Request, body: OpenDeal, call: Annotated[Call, writing(WRITE)]) -> DealView:
+    """Open a deal."""
+    deal = await commands.open_deal(call.session, body.title, await _by(request, call))
+    return DealView.model_validate(await queries.get_deal(call.session, deal.id))
+
+
+@router.get("")
+async def list_deals(
+    call: Annotated[Call, reading(READ)],
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    after: UUID | None = None,
+    status: DealStatus | None = None,
+) -> DealPage:
+    """List deals of the caller's tenant, newest first."""
+    rows = await queries.list_deals(call.session, limit=limit + 1, after=after, status=status)
+    items = [DealView.model_validate(row) for row in rows[:limit]]
+    return DealPage(items=items, next=items[-1].id if len(rows) > limit else None)
+
+
+@router.get("/{deal_id}")
+async def get_deal(deal_id: UUID, call: Annotated[Call, reading(READ)]) -> DealView:
+    """Return one deal."""
+    return DealView.model_validate(await queries.get_deal(call.session, deal_id))
+
+
+@router.get("/{deal_id}/timeline")
+async def get_timeline(deal_id: UUID, call: Annotated[Call, reading(READ)]) -> TimelineView:
+    """Return the tab «Ход сделки»."""
+    rows = await queries.get_timeline(call.session, deal_id)
+    return TimelineView(items=[StepView.model_validate(row) for row in rows])
+
+
+@router.post("/{deal_id}/timeline", status_code=201)
+async def add_step(request: Request, deal_id: UUID, body: AddStep, call: Annotated[Call, writing(WRITE)]) -> StepAdded:
+    """Add a step; a closer closes the oldest open step that it is paired with."""
+    if body.type in CLOSES and body.due_at is not None:
+        raise ValidationError(f"{body.type} closes a step and takes no dueAt")
+    new = commands.NewStep(body.type, body.occurred_at, body.due_at, body.payload)
+    step = await commands.add_step(call.session, deal_id, new, await _by(request, call))
+    return StepAdded(id=step.id, status=step.status)
+
+
+@router.post("/{deal_id}/complete")
+async def complete_deal(request: Request, deal_id: UUID, call: Annotated[Call, writing(WRITE)]) -> DealView:
+    """Complete a deal; what is still open in its timeline is closed with it."""
+    return await _end(request, deal_id, DealStatus.COMPLETED, call)
+
+
+@router.post("/{deal_id}/cancel")
+async def cancel_deal(request: Request, deal_id: UUID, call: Annotated[Call, writing(WRITE)]) -> DealView:
+    """Cancel a deal; what is still open in its timeline is closed with it."""
+    return await _end(request, deal_id, DealStatus.CANCELLED, call)
+
+
+async def _end(request: Request, deal_id: UUID, status: DealStatus, call: Call) -> DealView:
+    await commands.end_deal(call.session, deal_id, status, await _by(request, call))
+    return DealView.model_validate(await queries.get_deal(call.session, deal_id))
+
+
+async def _by(request: Request, call: Call) -> commands.By:
+    clock: Clock = request.app.state.clock
+    principal = call.principal
+    role = min(principal.roles, default=None)
+    now = await clock.now(call.session)
+    return commands.By(principal.tenant_id, principal.subject, role, now, call.correlation_id)

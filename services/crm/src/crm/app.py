@@ -1,0 +1,81 @@
+"""Composition root of crm: settings become a database, a relay, jobs and an HTTP application."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from chassis.clock import Clock, DatabaseClock
+from chassis.db import Database
+from chassis.identity import TokenVerifier
+from chassis.jobs import JobDriver
+from chassis.messaging import Producer, require_topics
+from chassis.relay import OutboxWatch, Relay, RelayMetrics, Wakeup
+from chassis.runtime import Background, Loop
+from chassis.telemetry import new_registry
+from chassis.web import create_app
+from crm import api, jobs, messages
+from crm.settings import CrmSettings
+from crm.tables import SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class Crm:
+    """A wired crm process."""
+
+    app: FastAPI
+    drivers: Sequence[JobDriver]
+    relays: Sequence[Relay]
+    close: Callable[[], Awaitable[None]]
+
+
+def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = None) -> Crm:
+    """Wire crm for the given roles (api, relay, jobs); nothing is opened before the application starts."""
+    clock = clock or DatabaseClock()
+    registry = new_registry()
+    wakeup = Wakeup()
+    system = Database(settings.database_url, application_name="crm", on_commit=wakeup.set)
+    api_database = Database(settings.api_database_url, application_name="crm-api", on_commit=wakeup.set)
+    producer = Producer(settings.kafka, client_id="crm-relay")
+    metrics = RelayMetrics(registry)
+    relays = [
+        Relay(
+            system,
+            producer,
+            schema=SCHEMA,
+            wakeup=wakeup,
+            metrics=metrics,
+            relays=settings.relay_workers,
+            interval=settings.relay_interval,
+            name=f"relay {number}",
+        )
+        for number in range(settings.relay_workers)
+    ]
+    drivers = [JobDriver(job, system, clock) for job in jobs.declare_jobs(settings, system, registry)]
+    loops: list[Loop] = []
+    if "relay" in roles:
+        loops += [*relays, OutboxWatch(system, SCHEMA, metrics)]
+    if "jobs" in roles:
+        loops += drivers
+
+    async def kafka_is_ready() -> None:
+        await require_topics(settings.kafka, {event.topic for event in messages.PUBLISHED})
+
+    async def close() -> None:
+        await producer.close()
+        await system.close()
+        await api_database.close()
+
+    app = create_app(
+        title="crm",
+        version=version("crm"),
+        registry=registry,
+        routers=[api.router] if "api" in roles else [],
+        errors=api.ERRORS,
+        background=Background(loops, registry),
+        ready={"database": api_database.ping, "kafka": kafka_is_ready},
+        on_close=[close],
+        state={"api_database": api_database, "verifier": TokenVerifier(settings.jwt_issuers), "clock": clock},
+    )
+    return Crm(app, drivers, relays, close)
