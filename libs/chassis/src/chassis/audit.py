@@ -14,7 +14,8 @@ from sqlalchemy import BigInteger, Column, DateTime, Identity, Index, MetaData, 
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from chassis.db import driver_connection
+from chassis.db import COPY_NULL, copy_lines, copy_text
+from chassis.instants import rfc3339
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,9 @@ def audit_table(metadata: MetaData) -> Table:
     )
 
 
-_INSERT = """
-insert into {schema}.audit_log (occurred_at, actor, correlation_id, action, entity_type, entity_id, tenant_id, details)
-select $1, $2, $3, a.action, a.entity_type, a.entity_id, a.tenant_id, a.details::jsonb
-from unnest($4::text[], $5::text[], $6::uuid[], $7::uuid[], $8::text[])
-     with ordinality as a(action, entity_type, entity_id, tenant_id, details, n)
-order by a.n
-"""
+_COLUMNS = (
+    "occurred_at", "actor", "correlation_id", "action", "entity_type", "entity_id", "tenant_id", "details",
+)  # fmt: skip
 
 
 class Audit:
@@ -71,7 +68,7 @@ class Audit:
     """
 
     def __init__(self, schema: str) -> None:
-        self._insert = _INSERT.format(schema=schema)
+        self._table = f"{schema}.audit_log"
 
     async def record(
         self,
@@ -93,6 +90,12 @@ class Audit:
         """
         if not records:
             return
-        rows = [(r.action, r.entity_type, r.entity_id, r.tenant_id, orjson.dumps(r.details).decode()) for r in records]
-        connection = await driver_connection(session)
-        await connection.execute(self._insert, occurred_at, actor, correlation_id, *zip(*rows, strict=True))
+        who = COPY_NULL if actor is None else copy_text(actor)
+        shared = f"{rfc3339(occurred_at)}\t{who}\t{copy_text(correlation_id)}"
+        await copy_lines(session, self._table, _COLUMNS, [f"{shared}\t{_line(record)}" for record in records])
+
+
+def _line(record: AuditRecord) -> str:
+    tenant = COPY_NULL if record.tenant_id is None else str(record.tenant_id)
+    details = copy_text(orjson.dumps(record.details).decode())
+    return f"{record.action}\t{record.entity_type}\t{record.entity_id}\t{tenant}\t{details}"

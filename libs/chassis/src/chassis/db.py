@@ -5,7 +5,9 @@ Who acts is set per transaction (`app.tenant` and its siblings), which row level
 forgets.
 """
 
-from collections.abc import AsyncIterator, Callable
+import io
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -53,6 +55,13 @@ class Actor:
 
 
 SYSTEM = Actor()
+
+
+COPY_NULL = "\\N"
+"""NULL in COPY's text format."""
+
+_SPECIAL = re.compile(r"[\\\t\n\r]")
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
 class Database:
@@ -157,6 +166,36 @@ async def driver_connection(session: AsyncSession) -> "asyncpg.Connection[asyncp
     if not connection.is_in_transaction():
         raise RuntimeError("no transaction is open on this session")
     return connection
+
+
+async def copy_lines(session: AsyncSession, table: str, columns: Sequence[str], lines: Iterable[str]) -> None:
+    """Insert rows with COPY in the session's transaction: several times as fast as an INSERT from arrays.
+
+    Needs no right to read the table, which the driver's own record-wise COPY does.
+
+    Args:
+        session: an open write session.
+        table: `schema.table`.
+        columns: the columns that get values.
+        lines: one per row: the values in COPY's text format (`copy_text`, `copy_bytes`, COPY_NULL), separated by tabs.
+
+    Raises:
+        asyncpg.PostgresError: the database refused a row; none is inserted.
+    """
+    schema, name = table.split(".")
+    connection = await driver_connection(session)
+    source = io.BytesIO("\n".join([*lines, ""]).encode())
+    await connection.copy_to_table(name, source=source, schema_name=schema, columns=list(columns), format="text")
+
+
+def copy_text(value: str) -> str:
+    """Return any text as a value of COPY's text format."""
+    return value.translate(_ESCAPES) if _SPECIAL.search(value) else value
+
+
+def copy_bytes(value: bytes) -> str:
+    """Return bytes as a value of COPY's text format, for a bytea column."""
+    return "\\\\x" + value.hex()
 
 
 def is_infrastructure(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ holds the row lock of its aggregate, so the order of ids within a key is the ord
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 from zlib import crc32
@@ -31,8 +31,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from chassis.db import driver_connection, mark_emitted
+from chassis.db import COPY_NULL, copy_bytes, copy_lines, copy_text, mark_emitted
 from chassis.ids import new_id
+from chassis.instants import rfc3339
 from chassis.sqltypes import Xid8
 
 LANES: Final = 64
@@ -109,17 +110,6 @@ def lane_of(key: str) -> int:
     return crc32(key.encode()) % LANES
 
 
-def rfc3339(instant: datetime) -> str:
-    """Return an aware instant as RFC 3339 in UTC with the suffix Z, microseconds only where there are any.
-
-    Raises:
-        ValueError: the instant is naive.
-    """
-    if instant.tzinfo is None:
-        raise ValueError(f"naive datetime: {instant!r}")
-    return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
 def envelope(message: Message, cause: Cause) -> dict[str, str]:
     """Return the CloudEvents 1.0 headers (Kafka binary mode) of a message.
 
@@ -175,17 +165,10 @@ def outbox_table(metadata: MetaData) -> Table:
     )
 
 
-_INSERT = """
-insert into {schema}.outbox (event_id, aggregatetype, aggregateid, type, payload, headers, topic, message_key, lane,
-                             tenant_id, occurred_at, run_id)
-select e.event_id, e.aggregatetype, e.aggregateid, e.type, e.payload, e.headers::jsonb, e.topic, e.message_key, e.lane,
-       e.tenant_id, e.occurred_at, $12
-from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[],
-            $9::smallint[], $10::uuid[], $11::timestamptz[]) with ordinality
-     as e(event_id, aggregatetype, aggregateid, type, payload, headers, topic, message_key, lane, tenant_id,
-     occurred_at, n)
-order by e.n
-"""
+_COLUMNS = (
+    "event_id", "aggregatetype", "aggregateid", "type", "payload", "headers", "topic", "message_key", "lane",
+    "tenant_id", "occurred_at", "run_id",
+)  # fmt: skip
 
 
 class Outbox:
@@ -197,7 +180,7 @@ class Outbox:
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
-        self._insert = _INSERT.format(schema=schema)
+        self._table = f"{schema}.outbox"
 
     async def emit(self, session: AsyncSession, messages: Sequence[Message], cause: Cause) -> None:
         """Write events in the session's transaction, in the given order, with one statement.
@@ -212,13 +195,12 @@ class Outbox:
         """
         if not messages:
             return
-        columns = tuple(zip(*(_row(message, cause) for message in messages), strict=True))
-        connection = await driver_connection(session)
-        await connection.execute(self._insert, *columns, cause.run_id)
+        await copy_lines(session, self._table, _COLUMNS, [_line(message, cause) for message in messages])
         mark_emitted(session)
 
 
-def _row(message: Message, cause: Cause) -> tuple[Any, ...]:
+def _line(message: Message, cause: Cause) -> str:
+    """Return a message as a line of COPY's text format, in the order of _COLUMNS."""
     event = message.event
     try:
         payload = orjson.dumps(message.payload)
@@ -228,16 +210,20 @@ def _row(message: Message, cause: Cause) -> tuple[Any, ...]:
     size = len(message.key.encode()) + len(payload) + len(headers.encode())
     if size > MAX_RECORD_BYTES:
         raise MessageRefused(f"{event.type} {message.event_id} has {size} bytes; the limit is {MAX_RECORD_BYTES}")
-    return (
-        message.event_id,
-        event.aggregate_type,
-        message.aggregate_id or message.key,
-        event.type,
-        payload,
-        headers,
-        event.topic,
-        message.key,
-        lane_of(message.key),
-        message.tenant_id,
-        message.occurred_at,
+    key = copy_text(message.key)
+    return "\t".join(
+        (
+            str(message.event_id),
+            event.aggregate_type,
+            copy_text(message.aggregate_id) if message.aggregate_id else key,
+            event.type,
+            copy_bytes(payload),
+            copy_text(headers),
+            event.topic,
+            key,
+            str(lane_of(message.key)),
+            COPY_NULL if message.tenant_id is None else str(message.tenant_id),
+            rfc3339(message.occurred_at),
+            COPY_NULL if cause.run_id is None else str(cause.run_id),
+        )
     )

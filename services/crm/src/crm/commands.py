@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.audit import Audit, AuditRecord
 from chassis.ids import new_id
+from chassis.instants import rfc3339
 from chassis.jobs import Run
-from chassis.outbox import Cause, Outbox, rfc3339
+from chassis.outbox import Cause, Outbox
 from crm import repository
 from crm.domain import (
     CLOSES,

@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import Final, TypedDict, assert_never
 from uuid import UUID
 
-from chassis.outbox import EventType, Message, rfc3339
+from chassis.instants import rfc3339
+from chassis.outbox import EventType, Message
 from crm.domain import DealEnded, DealStatus, DomainEvent, StepAdded, StepDone, StepOverdue
 
 _SOURCE: Final = "/pin/crm"
