@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from typing import Final
+from typing import Final, TypeAlias
 from zoneinfo import ZoneInfo
 
 from bizcal.hours import WorkingHours
 from bizcal.timeline import Timeline, instant_at, microseconds_of, midnight_of, position_of
+
+Share: TypeAlias = int | float | Fraction | Decimal
+"""A part of a whole, 0 to 1; a float stands for the binary value that it has."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -158,7 +161,7 @@ class Calendar:
         moved = next((max(wanted, opens) for opens, closes in spans if wanted <= closes), spans[-1][1])
         return instant_at(moved)
 
-    def percent_of_window(self, start: datetime, end: datetime, fraction: int | float | Fraction | Decimal) -> datetime:
+    def percent_of_window(self, start: datetime, end: datetime, fraction: Share) -> datetime:
         """The instant (aware, UTC) at which `fraction` (0 to 1) of the window's working time has passed.
 
         The product is exact for the value given and rounded once to the nearest microsecond, halves to even.
@@ -167,7 +170,7 @@ class Calendar:
         """
         begin = microseconds_of(start)
         window = self._between(begin, microseconds_of(end))
-        return instant_at(self._timeline.add(begin, round(_share(fraction) * window)))
+        return instant_at(self._timeline.add(begin, round(_exact(fraction) * window)))
 
     def explain(self, start: datetime, duration: timedelta) -> list[UsedInterval]:
         """The intervals that `add_working_time(start, duration)` uses, in order, and how much of each.
@@ -196,7 +199,7 @@ def _amount(duration: timedelta) -> int:
     return amount
 
 
-def _share(fraction: int | float | Fraction | Decimal) -> Fraction:
+def _exact(fraction: Share) -> Fraction:
     try:
         share = Fraction(fraction)
     except (ValueError, OverflowError) as error:

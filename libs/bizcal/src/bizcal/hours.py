@@ -44,7 +44,7 @@ class WorkingHours:
         week = _week(given.get("week", _DEFAULT_WEEK))
         # Overrides come last: they win over holidays.
         special = _holidays(given.get("holidays", [])) | _overrides(given.get("overrides", {}))
-        _require(any(week) or any(special.values()), "week: no day has a working interval, nor has an override")
+        _require(any(week) or any(special.values()), "week: no day has a working interval, no override has")
         return cls(_zone(given.get("tz", _DEFAULT_ZONE)), week, special)
 
     def on(self, ordinal: int) -> DayHours:

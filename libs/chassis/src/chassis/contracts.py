@@ -56,10 +56,13 @@ class Contract:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.document: dict[str, Any] = yaml.safe_load(path.read_text())
-            self.channels: dict[str, dict[str, Any]] = self.document["channels"]
-        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+            self.document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ContractInvalid(f"{path.name}: {error}") from error
+        channels = self.document.get("channels") if isinstance(self.document, dict) else None
+        if not isinstance(channels, dict) or not all(isinstance(channel, dict) for channel in channels.values()):
+            raise ContractInvalid(f"{path.name}: no map of channels")
+        self.channels: dict[str, dict[str, Any]] = channels
 
     def topics(self, *, replicas: int | None = None) -> list[TopicSpec]:
         """Return the topics that the channels' Kafka bindings describe.
@@ -76,21 +79,14 @@ class Contract:
         """Yield every message of every channel with its references resolved.
 
         Raises:
-            ContractInvalid: a reference leads nowhere.
+            ContractInvalid: a reference leads nowhere, or a part that every message has is missing.
         """
         for name, channel in self.channels.items():
-            for reference in channel["messages"].values():
-                message = self.resolve(reference)
-                headers = self._merged_headers(message)
-                yield DeclaredMessage(
-                    topic=channel["address"],
-                    type=self._const(headers, "ce_type", name),
-                    name=message["name"],
-                    payload=self.inlined(message["payload"]),
-                    headers=headers,
-                    examples=message.get("examples", []),
-                    governance=channel.get("x-governance", {}),
-                )
+            try:
+                for reference in channel["messages"].values():
+                    yield self._message(channel, self.resolve(reference))
+            except KeyError as error:
+                raise ContractInvalid(f"{self.path.name}: channel {name}: a message lacks {error}") from error
 
     def resolve(self, node: Any) -> Any:
         """Follow a `$ref` within the document (or return the node itself)."""
@@ -113,32 +109,38 @@ class Contract:
             return [self.inlined(value) for value in node]
         return node
 
+    def _message(self, channel: dict[str, Any], message: dict[str, Any]) -> DeclaredMessage:
+        headers = self._merged(self.resolve(message["headers"]))
+        return DeclaredMessage(
+            topic=channel["address"],
+            type=str(headers["properties"]["ce_type"]["const"]),
+            name=message["name"],
+            payload=self.inlined(message["payload"]),
+            headers=headers,
+            examples=message.get("examples", []),
+            governance=channel.get("x-governance", {}),
+        )
+
     def _topic(self, name: str, channel: dict[str, Any], replicas: int | None) -> TopicSpec:
         try:
             binding = channel["bindings"]["kafka"]
             config = {key: str(value).lower() if isinstance(value, bool) else str(value)
                       for key, value in binding.get("topicConfiguration", {}).items()}  # fmt: skip
-            if "cleanup.policy" in config:
-                config["cleanup.policy"] = ",".join(binding["topicConfiguration"]["cleanup.policy"])
+            if isinstance(policy := binding.get("topicConfiguration", {}).get("cleanup.policy"), list):
+                config["cleanup.policy"] = ",".join(policy)
             if replicas is not None:
                 config.pop("min.insync.replicas", None)
             return TopicSpec(channel["address"], binding["partitions"], replicas or binding["replicas"], config)
         except KeyError as error:
             raise ContractInvalid(f"{self.path.name}: channel {name} lacks {error}") from error
 
-    def _merged_headers(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _merged(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return an object schema with the parts of its `allOf` written into one."""
         merged: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
-        parts = [self.resolve(trait) for trait in message.get("traits", [])]
-        for schema in [self.inlined(part["headers"]) for part in [*parts, message] if "headers" in part]:
-            merged["properties"] |= schema.get("properties", {})
-            merged["required"] += schema.get("required", [])
+        for part in [*(self._merged(self.resolve(part)) for part in schema.get("allOf", [])), self.inlined(schema)]:
+            merged["properties"] |= part.get("properties", {})
+            merged["required"] += part.get("required", [])
         return merged
-
-    def _const(self, headers: dict[str, Any], header: str, channel: str) -> str:
-        try:
-            return str(headers["properties"][header]["const"])
-        except KeyError as error:
-            raise ContractInvalid(f"{self.path.name}: a message of {channel} declares no {header}") from error
 
 
 def load_contracts(folder: Path) -> list[Contract]:

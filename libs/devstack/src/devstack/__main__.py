@@ -9,15 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from chassis.testing.processes import CannotStart
 from devstack import demo, judge
 from devstack.identity import EVERYTHING, DevelopmentIssuer
 from devstack.stack import HOME, Stack
 
-TENANTS = UUID("0b7d4d3e-3c8f-4f0f-8a55-7b9d6f2e1a01")
 PID_FILE = HOME / "up.pid"
 NEEDED_MB = 300
 
@@ -73,9 +71,7 @@ def _up() -> int:
         print(f"\n  crm        {crm}/v1/deals   {crm}/health/ready   {crm}/metrics   {crm}/openapi.json")
         print(f"  Postgres   {stack.url('postgres')}")
         print(f"  Kafka      {stack.broker.bootstrap} ({stack.broker.kind})")
-        print(
-            f"  logs       {stack.log_of('crm').relative_to(Path.cwd(), walk_up=False) if _here(stack) else stack.home}"
-        )
+        print(f"  logs       {stack.log_of('crm')}")
         print(f'\n  curl -H "Authorization: Bearer $(make -s token)" {crm}/v1/deals')
         print("\nCtrl-C stops everything.", flush=True)
         try:
@@ -83,10 +79,6 @@ def _up() -> int:
         finally:
             PID_FILE.unlink(missing_ok=True)
             print("stopping", flush=True)
-
-
-def _here(stack: Stack) -> bool:
-    return stack.home.is_relative_to(Path.cwd())
 
 
 def _watch(stack: Stack) -> int:
@@ -134,9 +126,9 @@ def _kafka() -> int:
 
 
 def _token() -> int:
-    tenant = os.environ.get("TENANT")
+    wanted = os.environ.get("TENANT")
     token = DevelopmentIssuer.load(HOME).token(
-        UUID(tenant) if tenant else uuid5(TENANTS, "1"),
+        UUID(wanted) if wanted else tenant(0),
         subject=os.environ.get("SUB") or "developer",
         roles=(os.environ.get("ROLES") or "MANAGER").split(","),
         scope=os.environ.get("SCOPE") or EVERYTHING,

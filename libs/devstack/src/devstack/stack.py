@@ -32,6 +32,7 @@ DATABASE: Final = "pin"
 PORTS: Final = {"crm": 8101}
 POSTGRES_PORT: Final = 8132
 KAFKA_PORT: Final = 8192
+SERVER: Final = {"track_commit_timestamp": "on"}
 Say = Callable[[str], None]
 
 
@@ -63,16 +64,16 @@ class Stack:
         *,
         ports: Mapping[str, int] | None = None,
         fixed_ports: bool = True,
-        overrides: Mapping[str, str] | None = None,
+        serve: bool = True,
         say: Say = print,
     ) -> Self:
-        """Start everything up to and including the services.
+        """Start everything up to and, if `serve`, including the services.
 
         Args:
             home: folder of its data and logs.
             ports: HTTP port by service.
             fixed_ports: use the documented ports of Postgres and Kafka, else free ones.
-            overrides: environment variables for the services.
+            serve: start the services, too; else `serve_all` does.
             say: told of each step.
 
         Raises:
@@ -84,24 +85,37 @@ class Stack:
         home.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
         with contextlib.ExitStack() as undo:
-            postgres = EmbeddedPostgres.start(home / "postgres", port=POSTGRES_PORT if fixed_ports else None)
+            postgres = EmbeddedPostgres.start(
+                home / "postgres", port=POSTGRES_PORT if fixed_ports else None, settings=SERVER
+            )
             undo.callback(postgres.stop)
             say(f"Postgres on {HOST}:{postgres.port}")
             broker = RunningBroker.start(home / "kafka", HOME / "cache", port=KAFKA_PORT if fixed_ports else None)
             undo.callback(broker.stop)
             say(f"Kafka ({broker.kind}) on {broker.bootstrap}")
-            stack = cls(home, postgres, broker, DevelopmentIssuer.load(home), ports, overrides or {})
+            stack = cls(home, postgres, broker, DevelopmentIssuer.load(HOME), ports)
             undo.callback(stack.stop_services)
             asyncio.run(stack.prepare())
             for service in ports:
                 stack.migrate(service)
-                stack.serve(service)
-            for service in ports:
-                stack.wait_ready(service)
-                say(f"{service} on http://{HOST}:{ports[service]}")
+            if serve:
+                stack.serve_all({}, say)
             undo.pop_all()
         say(f"ready after {time.monotonic() - started:.1f} s")
         return stack
+
+    def serve_all(self, overrides: Mapping[str, str], say: Say = print) -> None:
+        """Start all services with additional environment variables and wait until they are ready.
+
+        Raises:
+            CannotStart: one ended or wasn't ready in time.
+        """
+        self.overrides = overrides
+        for service in self.ports:
+            self.serve(service)
+        for service in self.ports:
+            self.wait_ready(service)
+            say(f"{service} on {self.address(service)}")
 
     async def prepare(self) -> None:
         """Create the database, its roles and schemas, and the topics."""

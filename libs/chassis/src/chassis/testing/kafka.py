@@ -132,8 +132,10 @@ class TopicReader:
 
     def poll(self, seconds: float) -> list[Event]:
         """Return the events that arrive within `seconds`, at the latest when the first ones did."""
-        messages = self._consumer.consume(num_messages=1000, timeout=seconds)
-        events = [_event(message) for message in messages]
+        first = self._consumer.poll(seconds)
+        if first is None:
+            return []
+        events = [_event(message) for message in (first, *self._consumer.consume(num_messages=1000, timeout=0))]
         self.seen += events
         return events
 
