@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 export PIN_CASES ?= ../shared/cases
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down kafka topics token test test-messaging check lint types contracts requirements bench chaos lock clean
+.PHONY: help setup demo up down kafka topics token job test test-messaging check lint types contracts requirements bench chaos lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ topics: setup ## create the contracts' topics on BOOTSTRAP=host:port and report 
 
 token: setup ## print an access token for the running development platform (TENANT=, SUB=, ROLES=, SCOPE=)
 	@$(BIN)/python -m devstack token
+
+job: setup ## run one cycle of a job of the running development platform (JOB=timeline-overdue)
+	@$(BIN)/python -m devstack job $(or $(JOB),timeline-overdue)
 
 test: setup ## run the tests on embedded Postgres and Kafka
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests $(ARGS)
@@ -57,8 +60,8 @@ requirements: setup ## requirement id -> tests or waiver; fails for a due id tha
 bench: setup ## measure, every figure a ratio within one run; JSON in .pin/bench.json (Apache Kafka where present)
 	@$(BIN)/python -m tests.bench
 
-chaos: setup ## kill processes at random under load (SECONDS_OF_CHAOS=60)
-	@$(BIN)/python -m pytest -m chaos tests/chaos $(ARGS)
+chaos: setup ## kill processes at random moments (CHAOS_KILLS=20, CHAOS_SEED=)
+	@CHAOS_KILLS=$(or $(CHAOS_KILLS),20) $(BIN)/python -m pytest -s -m chaos tests/chaos $(ARGS)
 
 lock: setup ## renew requirements.lock from the pyproject files
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes \

@@ -31,15 +31,11 @@ def rows(text: str) -> dict[str, str | None]:
 
 
 def due(text: str, known: dict[str, str | None]) -> set[str]:
-    """Return the ids that the line `due:` asks for: single ids and ranges `A-01..A-61`, less those of `not yet:`."""
-    wanted: set[str] = set()
-    order = list(known)
-    for item in _words(text, "due"):
-        first, _, last = item.partition("..")
-        wanted |= set(order[order.index(first) : order.index(last or first) + 1])
-    for item in _words(text, "not yet"):
-        wanted -= {item}
-    return wanted | {name for name, parent in known.items() if parent in wanted}
+    """Return the ids that the line `due:` asks for, less those of the line `not yet:`.
+
+    Both lines name single ids and ranges `A-01..A-61`; a parent brings its lettered rows along.
+    """
+    return _named(text, "due", known) - _named(text, "not yet", known)
 
 
 def covered(marks: Iterable[str], known: dict[str, str | None]) -> set[str]:
@@ -52,7 +48,8 @@ def problems(text: str, marks: Iterable[str], waived: Iterable[str]) -> list[str
     """Return one sentence per due id without test or waiver, and per id that doesn't exist."""
     known = rows(text)
     marks, waived = set(marks), set(waived)
-    strange = sorted((marks | waived) - set(known))
+    asked = {name for label in ("due", "not yet") for item in _words(text, label) for name in item.split("..")}
+    strange = sorted((marks | waived | asked) - set(known))
     missing = sorted(due(text, known) - covered(marks, known) - covered(waived, known))
     return [f"{name}: no such requirement" for name in strange] + [f"{name}: no test and no waiver" for name in missing]
 
@@ -70,6 +67,16 @@ def collected_marks() -> dict[str, list[str]]:
     for name, test in MARK.findall(done.stdout):
         found[name].append(test)
     return found
+
+
+def _named(text: str, label: str, known: dict[str, str | None]) -> set[str]:
+    order = list(known)
+    named: set[str] = set()
+    for item in _words(text, label):
+        first, _, last = item.partition("..")
+        if {first, last or first} <= set(known):
+            named |= set(order[order.index(first) : order.index(last or first) + 1])
+    return covered(named, known)
 
 
 def _words(text: str, label: str) -> list[str]:

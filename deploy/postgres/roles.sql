@@ -3,6 +3,7 @@
 --   <schema>_owner   owns the schema, runs migrations
 --   <schema>_api     HTTP: row level security by tenant
 --   <schema>_system  workers: an explicit policy lets them see every tenant
+-- The limits end what hangs: a statement that runs away, a transaction whose process is stopped while it holds row locks.
 do $$
 declare
   service text;
@@ -14,6 +15,10 @@ begin
         execute format('create role %I login nosuperuser nocreatedb nocreaterole nobypassrls', service || '_' || suffix);
       end if;
     end loop;
+    execute format('alter role %I set statement_timeout = %L', service || '_api', '15s');
+    execute format('alter role %I set idle_in_transaction_session_timeout = %L', service || '_api', '15s');
+    execute format('alter role %I set statement_timeout = %L', service || '_system', '60s');
+    execute format('alter role %I set idle_in_transaction_session_timeout = %L', service || '_system', '60s');
     execute format('create schema if not exists %I', service);
     execute format('alter schema %I owner to %I', service, service || '_owner');
   end loop;

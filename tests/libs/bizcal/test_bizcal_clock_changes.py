@@ -133,9 +133,15 @@ def test_hour_before_midnight_that_is_repeated_belongs_to_its_day() -> None:
 
 
 def test_gap_across_midnight_does_not_count_twice() -> None:
+    """At 23:30 of 1981-12-31 the clock went to 00:00, so 23:40 moves into the hours of the new year."""
     singapore = calendar("Asia/Singapore", [["00:00", "12:00"], ["23:40", "23:50"]])
     new_year = utc(1981, 12, 31, 16)
-    assert singapore.working_time_between(new_year, new_year + 12 * HOUR) == 12 * HOUR
+    assert singapore.working_time_between(new_year - 8 * HOUR, new_year + 15 * HOUR) == 12 * HOUR
+    assert singapore.add_working_time(new_year - 8 * HOUR, 12 * HOUR) == new_year + 12 * HOUR
+    assert [part.used for part in singapore.explain(new_year - 8 * HOUR, 12 * HOUR)] == [12 * HOUR]
+
+
+def test_time_moved_across_midnight_stays_when_the_next_day_is_off() -> None:
     pyongyang = calendar("Asia/Pyongyang", [["23:40", "23:50"]], days="4")
     assert pyongyang.next_working_instant(utc(2018, 5, 4)) == utc(2018, 5, 4, 15, 10)
 

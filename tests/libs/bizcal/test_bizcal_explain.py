@@ -8,7 +8,7 @@ from bizcal import Calendar, UsedInterval
 
 HOUR = timedelta(hours=1)
 LUNCH = Calendar.from_config(
-    {"week": dict.fromkeys("01234", [["09:00", "13:00"], ["14:00", "18:00"]]), "holidays": ["2026-12-07"]}
+    {"week": {key: [["09:00", "13:00"], ["14:00", "18:00"]] for key in "01234"}, "holidays": ["2026-12-07"]}
 )
 
 
@@ -39,13 +39,13 @@ def test_nothing_is_used_for_no_duration() -> None:
 
 
 def test_round_the_clock_work_is_listed_day_by_day() -> None:
-    always = Calendar.from_config({"tz": "Europe/Berlin", "week": dict.fromkeys("0123456", [["00:00", "24:00"]])})
+    always = Calendar.from_config({"tz": "Europe/Berlin", "week": {key: [["00:00", "24:00"]] for key in "0123456"}})
     parts = always.explain(utc(2026, 3, 28, 20), 48 * HOUR)
     assert [part.used for part in parts] == [3 * HOUR, 23 * HOUR, 22 * HOUR]
 
 
 def test_years_of_parts_are_listed_without_repetition() -> None:
-    always = Calendar.from_config({"tz": "Asia/Kathmandu", "week": dict.fromkeys("0123456", [["00:00", "24:00"]])})
+    always = Calendar.from_config({"tz": "Asia/Kathmandu", "week": {key: [["00:00", "24:00"]] for key in "0123456"}})
     parts = always.explain(utc(2024, 1, 1), timedelta(days=1500))
     assert len(parts) == 1501
     assert sum((part.used for part in parts), timedelta(0)) == timedelta(days=1500)

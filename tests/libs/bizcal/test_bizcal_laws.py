@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from typing import TypeAlias
 
 import pytest
@@ -129,7 +130,7 @@ def test_explained_parts_are_working_and_sum_to_the_duration(
         assert part.opens_at <= part.used_from < part.used_until <= part.closes_at
         assert part.used_from >= start
         assert calendar.working_time_between(part.opens_at, part.closes_at) == part.closes_at - part.opens_at
-    for before, after in zip(parts, parts[1:], strict=False):
+    for before, after in pairwise(parts):
         assert before.used_until == before.closes_at <= after.opens_at == after.used_from
         assert calendar.working_time_between(before.closes_at, after.opens_at) == ZERO
     if parts:

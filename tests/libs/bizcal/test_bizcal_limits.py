@@ -136,6 +136,18 @@ def test_sums_beyond_the_ends_of_time_are_a_typed_error(call: Callable[[Calendar
         call(Calendar.default())
 
 
+def test_closing_at_midnight_is_its_own_on_every_date() -> None:
+    """Ten years of them, whatever borders the library has inside."""
+    calendar = Calendar.from_config({"week": {day: [["20:00", "24:00"]] for day in "0246"}})
+    for midnight in (utc(2020, 1, 1) + timedelta(days=day) for day in range(3653)):
+        assert calendar.next_working_instant(midnight) == (
+            midnight if calendar.is_working(midnight - HOUR) else midnight + 20 * HOUR
+        )
+        assert calendar.previous_working_instant(midnight + HOUR) == (
+            midnight if calendar.is_working(midnight - HOUR) else midnight - 24 * HOUR
+        )
+
+
 def test_error_survives_a_process_border() -> None:
     error = pickle.loads(pickle.dumps(NoWorkingTime(OPENS, "after")))
     assert str(error) == "no working time within five years after 2026-11-30T10:00:00+00:00"

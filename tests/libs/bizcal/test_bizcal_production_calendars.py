@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -40,7 +40,7 @@ def overrides_from(year: dict[str, Any]) -> Overrides:
 
 def overrides_from_xml(path: Path) -> Overrides:
     """The same from the published form; `t="2"` on a Saturday is a working and shortened day."""
-    tree = ElementTree.parse(path).getroot()
+    tree = ET.parse(path).getroot()
     hours: dict[str | None, list[list[str]]] = {"1": [], "2": SHORT, "3": NORMAL}
     listed = {
         f"{tree.attrib['year']}-{day.attrib['d'].replace('.', '-')}": hours[day.get("t")] for day in tree.iter("day")

@@ -5,15 +5,19 @@ Topics are created from their contract's Kafka bindings and from nothing else: `
 
 import argparse
 import asyncio
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from chassis.messaging import BrokerUnavailable, KafkaAddress, TopicSpec, create_topics, read_topics
+
+LOOKS: Final = 200
+"""How often a broker is asked, each 0.05 s, to show a topic whose creation it has acknowledged."""
 
 
 class ContractInvalid(ValueError):
@@ -139,7 +143,7 @@ class Contract:
         merged: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
         for part in [*(self._merged(self.resolve(part)) for part in schema.get("allOf", [])), self.inlined(schema)]:
             merged["properties"] |= part.get("properties", {})
-            merged["required"] += part.get("required", [])
+            merged["required"] += [name for name in part.get("required", []) if name not in merged["required"]]
         return merged
 
 
@@ -179,7 +183,18 @@ async def ensure_topics(contracts: Path, address: KafkaAddress, *, replicas: int
     """
     declared = [spec for contract in load_contracts(contracts) for spec in contract.topics(replicas=replicas)]
     created = await create_topics(address, declared)
-    return created, drift(declared, await read_topics(address))
+    return created, drift(declared, await _topics_with(created, address))
+
+
+async def _topics_with(created: Sequence[str], address: KafkaAddress) -> dict[str, int]:
+    """Return the broker's topics once the created ones are among them: its metadata follows a creation with a delay."""
+    existing = await read_topics(address)
+    for _ in range(LOOKS):
+        if existing.keys() >= set(created):
+            break
+        await asyncio.sleep(0.05)
+        existing = await read_topics(address)
+    return existing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -190,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--security", choices=["plaintext", "ssl"], default="plaintext")
     parser.add_argument("--replicas", type=int, help="replication factor in place of the declared one")
     options = parser.parse_args(arguments)
+    logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # what it warns of is in the error below
     try:
         created, differences = asyncio.run(
             ensure_topics(options.folder, KafkaAddress(options.bootstrap, options.security), replicas=options.replicas)

@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -18,17 +18,31 @@ import asyncpg
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+COMMAND_SECONDS: Final = 75.0
+"""Longest wait for an answer of the database; above the server's own limit, for a network that is gone."""
 
 INFRASTRUCTURE_ERRORS: tuple[type[BaseException], ...] = (
     OSError,
     TimeoutError,
+    PoolTimeout,
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
     asyncpg.InsufficientResourcesError,
     asyncpg.OperatorInterventionError,
 )
-"""What asyncpg raises when the database is away, full or restarting: nobody's data is at fault."""
+"""What is raised when the database is away, full or restarting: nobody's data is at fault."""
+
+DATABASE_ERRORS: tuple[type[Exception], ...] = (
+    DBAPIError,
+    PoolTimeout,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    OSError,
+)
+"""What a statement can raise, through SQLAlchemy or the driver; `is_infrastructure` tells its kinds apart."""
 
 _OPEN = text(
     "select set_config('app.tenant', :tenant, true), set_config('app.partner', :partner, true),"
@@ -71,7 +85,6 @@ class Database:
         url: `postgresql://role@host:port/name`.
         application_name: shown in pg_stat_activity.
         pool_size: connections kept; as many again may be opened under load.
-        transaction_pooler: True behind a pooler in transaction mode: prepared statements are not kept.
         on_commit: called after each commit of a session that emitted events (see `mark_emitted`).
     """
 
@@ -81,15 +94,13 @@ class Database:
         *,
         application_name: str,
         pool_size: int = 5,
-        transaction_pooler: bool = False,
         on_commit: Callable[[], None] | None = None,
     ) -> None:
         connect_args: dict[str, Any] = {
             "server_settings": {"application_name": application_name},
             "timeout": 10,
+            "command_timeout": COMMAND_SECONDS,
         }
-        if transaction_pooler:
-            connect_args |= {"statement_cache_size": 0, "prepared_statement_name_func": lambda: ""}
         self.url = url
         self.on_commit = on_commit
         self.engine = create_async_engine(

@@ -6,18 +6,22 @@ no third outcome. Records of one key keep the order in which they were given.
 
 import asyncio
 import ssl
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError
+from aiokafka.errors import KafkaError, ProducerClosed, TopicAlreadyExistsError
 from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 MAX_BATCH_BYTES: Final = 256 * 1024
+LONGEST_CLOSE: Final = 1.0
 _PARTITION: Final = DefaultPartitioner()
+log = structlog.get_logger(__name__)
 
 
 class BrokerUnavailable(Exception):
@@ -95,26 +99,9 @@ class Producer:
         """Connect if not connected.
 
         Raises:
-            BrokerUnavailable: no broker answers.
+            BrokerUnavailable: no broker answers in time.
         """
-        async with self._starting:
-            if self._client is not None:
-                return
-            client = AIOKafkaProducer(
-                **self._address.client_arguments(),
-                client_id=self._client_id,
-                enable_idempotence=True,
-                acks="all",
-                linger_ms=0,
-                max_batch_size=MAX_BATCH_BYTES,
-                max_request_size=1024 * 1024,
-            )
-            try:
-                await client.start()
-            except (KafkaError, OSError) as error:
-                await client.stop()
-                raise BrokerUnavailable(f"{self._address.bootstrap}: {error}") from error
-            self._client = client
+        await self._connected()
 
     async def publish(self, records: Sequence[Record]) -> None:
         """Send records and wait until all are acknowledged.
@@ -128,51 +115,109 @@ class Producer:
         Raises:
             BrokerUnavailable: not every record was acknowledged in time; any of them may still have arrived.
         """
-        await self.connect()
-        client = self._client
-        if client is None:
-            raise BrokerUnavailable("the connection was closed by a failure of another publish")
+        client: AIOKafkaProducer | None = None
         try:
             async with asyncio.timeout(self._ack_timeout):
+                client = await self._connected()
                 await _send_all(client, records)
         except (KafkaError, OSError, TimeoutError) as error:
-            await self._discard(client)
-            raise BrokerUnavailable(f"{self._address.bootstrap}: {type(error).__name__} {error}") from error
+            if client is not None:
+                await self._discard(client)
+            raise self._unavailable(error) from error
 
     async def close(self) -> None:
         """Close the connection; safe to call twice."""
         if self._client is not None:
             await self._discard(self._client)
 
+    async def _connected(self) -> AIOKafkaProducer:
+        async with self._starting:
+            if self._client is not None:
+                return self._client
+            client = AIOKafkaProducer(
+                **self._address.client_arguments(),
+                client_id=self._client_id,
+                enable_idempotence=True,
+                acks="all",
+                linger_ms=0,
+                max_batch_size=MAX_BATCH_BYTES,
+                max_request_size=1024 * 1024,
+            )
+            try:
+                async with asyncio.timeout(self._ack_timeout):
+                    await client.start()
+                self._client = client
+            except (KafkaError, OSError, TimeoutError) as error:
+                raise self._unavailable(error) from error
+            finally:
+                if self._client is None:
+                    await _end(client)
+            return client
+
+    def _unavailable(self, error: Exception) -> BrokerUnavailable:
+        return BrokerUnavailable(f"{self._address.bootstrap}: {type(error).__name__} {error}".rstrip())
+
     async def _discard(self, client: AIOKafkaProducer) -> None:
         if self._client is client:
             self._client = None
-        try:
-            async with asyncio.timeout(2):
-                await client.stop()
-        except (KafkaError, OSError, TimeoutError):
-            # stop() waits for batches that a dead broker will never acknowledge; its sender task ends with it.
-            await client.client.close()
+            await _end(client)
+
+
+async def _end(client: AIOKafkaProducer) -> None:
+    """Close a client within seconds and leave none of its tasks behind, whatever the broker does.
+
+    The library's own stop() sends what is still queued, retries for ever while nobody answers, and once it is
+    interrupted leaves tasks that connect and send again. Therefore its inner parts are ended one by one: the sender,
+    the connections (which fails the requests that wait for an answer), the wait for metadata that no one will bring
+    any more, and at last the batches.
+    """
+    sender: asyncio.Task[None] | None = client._sender.sender_task  # noqa: SLF001
+    if sender is not None:
+        sender.cancel()
+    await client.client.close()
+    deadline = time.monotonic() + LONGEST_CLOSE
+    while sender is not None and not sender.done() and time.monotonic() < deadline:
+        awaited: asyncio.Future[bool] | None = client.client._md_update_fut  # noqa: SLF001
+        if awaited is not None and not awaited.done():
+            awaited.set_result(False)
+        await asyncio.wait([sender], timeout=0.02)
+    if sender is not None:
+        sender.cancel()
+    client._message_accumulator.fail_all(ProducerClosed())  # noqa: SLF001
+    try:
+        async with asyncio.timeout(LONGEST_CLOSE):
+            await client.stop()
+    except (KafkaError, OSError, TimeoutError):
+        log.warning("producer not closed in good order")
 
 
 async def _send_all(client: AIOKafkaProducer, records: Sequence[Record]) -> None:
-    open_batches: dict[tuple[str, int], BatchBuilder] = {}
+    queues: dict[tuple[str, int], list[BatchBuilder]] = {}
     partitions: dict[str, list[int]] = {}
-    acknowledgements: list[asyncio.Future[Any]] = []
     for record in records:
         choices = partitions.get(record.topic)
         if choices is None:
             choices = partitions[record.topic] = sorted(await client.partitions_for(record.topic))
-        place = (record.topic, _PARTITION(record.key, choices, choices))
-        batch = open_batches.get(place)
-        if batch is None or not _append(batch, record):
-            if batch is not None:
-                acknowledgements.append(await client.send_batch(batch, place[0], partition=place[1]))
-            batch = open_batches[place] = client.create_batch()
-            _append(batch, record)
-    for (topic, partition), batch in open_batches.items():
-        acknowledgements.append(await client.send_batch(batch, topic, partition=partition))
-    await asyncio.gather(*acknowledgements)
+        batches = queues.setdefault((record.topic, _PARTITION(record.key, choices, choices)), [])
+        if not batches or not _append(batches[-1], record):
+            batches.append(client.create_batch())
+            _append(batches[-1], record)
+    sending = [asyncio.ensure_future(_send_in_order(client, *place, batches)) for place, batches in queues.items()]
+    try:
+        await asyncio.gather(*sending)
+    finally:
+        for task in sending:
+            task.cancel()
+
+
+async def _send_in_order(client: AIOKafkaProducer, topic: str, partition: int, batches: Sequence[BatchBuilder]) -> None:
+    """Send a partition's batches one after the other.
+
+    A batch that was queued behind one that the broker refuses would be taken (a broker that doesn't know the producer
+    yet accepts any sequence number), and its records would stand before those that are sent again.
+    """
+    for batch in batches:
+        await (await client.send_batch(batch, topic, partition=partition))
 
 
 def _append(batch: BatchBuilder, record: Record) -> bool:

@@ -5,6 +5,7 @@ rows in id order, which is what keeps one key's events in order while several re
 holds the row lock of its aggregate, so the order of ids within a key is the order of commits.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -203,11 +204,13 @@ def _line(message: Message, cause: Cause) -> str:
     """Return a message as a line of COPY's text format, in the order of _COLUMNS."""
     event = message.event
     try:
-        payload = orjson.dumps(message.payload)
+        payload = _encoded(message.payload)
         headers = orjson.dumps(envelope(message, cause)).decode()
+        size = len(message.key.encode()) + len(payload) + len(headers.encode())
     except (TypeError, ValueError) as error:
         raise MessageRefused(f"{event.type} {message.event_id} can't be encoded: {error}") from error
-    size = len(message.key.encode()) + len(payload) + len(headers.encode())
+    if "\0" in message.key or "\\u0000" in headers:
+        raise MessageRefused(f"{event.type} {message.event_id} has a NUL in its key or envelope")
     if size > MAX_RECORD_BYTES:
         raise MessageRefused(f"{event.type} {message.event_id} has {size} bytes; the limit is {MAX_RECORD_BYTES}")
     key = copy_text(message.key)
@@ -227,3 +230,19 @@ def _line(message: Message, cause: Cause) -> str:
             COPY_NULL if cause.run_id is None else str(cause.run_id),
         )
     )
+
+
+def _encoded(payload: Mapping[str, Any]) -> bytes:
+    """Encode a payload, refusing what the encoder would change silently: datetimes without offset, NaN as null."""
+    encoded = orjson.dumps(payload, option=orjson.OPT_PASSTHROUGH_DATETIME)
+    if b"null" in encoded and _holds_no_number(payload):
+        raise ValueError("NaN and infinity are not JSON")
+    return encoded
+
+
+def _holds_no_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, Mapping):
+        return any(map(_holds_no_number, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(_holds_no_number, value))

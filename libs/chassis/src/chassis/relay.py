@@ -16,9 +16,8 @@ import asyncpg
 import orjson
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from sqlalchemy.exc import DBAPIError
 
-from chassis.db import Database, driver_connection, is_infrastructure
+from chassis.db import DATABASE_ERRORS, Database, driver_connection, is_infrastructure
 from chassis.messaging import BrokerUnavailable, Producer, Record
 from chassis.outbox import LANES
 from chassis.runtime import Heartbeat, Stop
@@ -27,6 +26,7 @@ ROWS_PER_TURN: Final = 4096
 ROWS_PER_LANE: Final = 64
 FIRST_BACKOFF: Final = 0.2
 LONGEST_BACKOFF: Final = 10.0
+_TROUBLE: tuple[type[Exception], ...] = (BrokerUnavailable, *DATABASE_ERRORS)
 log = structlog.get_logger(__name__)
 
 _LOCK_LANES = """
@@ -142,7 +142,7 @@ class Relay:
             self.heartbeat.beat()
             try:
                 turn = await self.run_once()
-            except (BrokerUnavailable, DBAPIError, asyncpg.PostgresError, OSError, TimeoutError) as error:
+            except _TROUBLE as error:
                 if not isinstance(error, BrokerUnavailable) and not is_infrastructure(error):
                     raise
                 self._metrics.failures.labels(type(error).__name__).inc()
@@ -226,7 +226,7 @@ class OutboxWatch:
             self.heartbeat.beat()
             try:
                 await self.observe()
-            except (DBAPIError, asyncpg.PostgresError, OSError) as error:
+            except DATABASE_ERRORS as error:
                 if not is_infrastructure(error):
                     raise
                 log.warning("outbox not observed", reason=str(error)[:300])

@@ -11,12 +11,16 @@ import sys
 import time
 from uuid import UUID
 
+import orjson
+
 from chassis.testing.processes import CannotStart
-from devstack import demo, judge
+from devstack import apache, demo, judge
 from devstack.identity import EVERYTHING, DevelopmentIssuer
+from devstack.seed import tenant
 from devstack.stack import HOME, Stack
 
 PID_FILE = HOME / "up.pid"
+ENVIRONMENT_FILE = HOME / "up-crm.json"
 NEEDED_MB = 300
 
 
@@ -29,10 +33,13 @@ def main() -> int:
     verbs.add_parser("down", help="stop a platform that another terminal runs").set_defaults(verb=_down)
     verbs.add_parser("kafka", help="fetch Apache Kafka and try it").set_defaults(verb=_kafka)
     verbs.add_parser("token", help="print an access token").set_defaults(verb=_token)
+    job = verbs.add_parser("job", help="run one cycle of a job of the running platform")
+    job.add_argument("name")
+    job.set_defaults(verb=_job)
     verbs.add_parser("judge-contracts", help="let the foreign parser judge the contracts").set_defaults(verb=_judge)
     options = parser.parse_args()
     try:
-        return int(options.verb())
+        return int(options.verb(options))
     except CannotStart as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
@@ -55,18 +62,19 @@ def _require_space() -> None:
         raise CannotStart(f"{free_mb} MB are free on the disk, {NEEDED_MB} MB are needed")
 
 
-def _demo() -> int:
+def _demo(_: argparse.Namespace) -> int:
     _require_space()
     return demo.run()
 
 
-def _up() -> int:
+def _up(_: argparse.Namespace) -> int:
     _require_space()
     if (running := _running()) is not None:
         raise CannotStart(f"a platform is up already (process {running}); `make down` stops it")
     _stop_on_sigterm()
     with Stack.start() as stack:
         PID_FILE.write_text(str(os.getpid()))
+        ENVIRONMENT_FILE.write_bytes(orjson.dumps(_pin_variables(stack.environment("crm"))))
         crm = stack.address("crm")
         print(f"\n  crm        {crm}/v1/deals   {crm}/health/ready   {crm}/metrics   {crm}/openapi.json")
         print(f"  Postgres   {stack.url('postgres')}")
@@ -76,9 +84,17 @@ def _up() -> int:
         print("\nCtrl-C stops everything.", flush=True)
         try:
             return _watch(stack)
+        except KeyboardInterrupt:
+            return 0
         finally:
             PID_FILE.unlink(missing_ok=True)
+            ENVIRONMENT_FILE.unlink(missing_ok=True)
             print("stopping", flush=True)
+
+
+def _pin_variables(environment: dict[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that are ours."""
+    return {name: value for name, value in environment.items() if name.startswith("PIN_")}
 
 
 def _watch(stack: Stack) -> int:
@@ -106,7 +122,7 @@ def _running() -> int | None:
     return None
 
 
-def _down() -> int:
+def _down(_: argparse.Namespace) -> int:
     pid = _running()
     if pid is None:
         print("nothing is up")
@@ -121,11 +137,11 @@ def _down() -> int:
     return 0
 
 
-def _kafka() -> int:
-    return judge.try_apache_kafka()
+def _kafka(_: argparse.Namespace) -> int:
+    return apache.try_apache_kafka()
 
 
-def _token() -> int:
+def _token(_: argparse.Namespace) -> int:
     wanted = os.environ.get("TENANT")
     token = DevelopmentIssuer.load(HOME).token(
         UUID(wanted) if wanted else tenant(0),
@@ -137,7 +153,16 @@ def _token() -> int:
     return 0
 
 
-def _judge() -> int:
+def _job(options: argparse.Namespace) -> int:
+    """Run `crm job NAME --once` with the environment that the running platform's services have."""
+    if not ENVIRONMENT_FILE.exists() or _running() is None:
+        raise CannotStart("no platform is up; start one with `make up`")
+    environment = {**os.environ, **orjson.loads(ENVIRONMENT_FILE.read_bytes()), "PIN_LOG_LEVEL": "WARNING"}
+    command = [sys.executable, "-m", "crm", "job", options.name, "--once"]
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def _judge(_: argparse.Namespace) -> int:
     return judge.judge_contracts()
 
 

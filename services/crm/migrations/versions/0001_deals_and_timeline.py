@@ -1,7 +1,7 @@
 """Deals, their timeline, outbox, audit log and poison rows, with row level security and column grants.
 
-The grants carry invariants: no role of the service can change a step's content (INV-TLE-1) or an audit row, and only
-the system role can make a step Overdue (INV-TLE-4).
+The grants carry invariants: no role of the service can change a step's content (INV-TLE-1) or, its owner included, an
+audit row, and only the system role can make a step Overdue (INV-TLE-4).
 """
 
 from alembic import op
@@ -108,6 +108,7 @@ grant insert on crm.outbox to crm_api;
 grant select, insert, update, delete on crm.outbox to crm_system;
 grant insert on crm.audit_log to crm_api;
 grant select, insert on crm.audit_log to crm_system;
+revoke update, delete, truncate on crm.audit_log from crm_owner;
 grant select, insert, update, delete on crm.job_poison to crm_system;
 """
 

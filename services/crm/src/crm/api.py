@@ -1,14 +1,16 @@
 """HTTP routes of crm under /v1: parse, call one command or query, answer.
 
-Bodies are camelCase, instants carry an offset, unknown fields are refused.
+Bodies are camelCase, instants carry an offset, unknown fields are refused, and so is what the database can't keep: a
+body that passes here never fails in an insert.
 """
 
-from datetime import datetime
+import math
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from chassis.clock import Clock
@@ -35,6 +37,34 @@ ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
     NoOpenStep: ErrorAnswer(409, "no_open_step"),
     StepTransitionRefused: ErrorAnswer(409, "step_transition_refused"),
 }
+EARLIEST: Final = datetime(1900, 1, 1, tzinfo=UTC)
+LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
+"""Beyond these an instant leaves the calendar in some offset, or means infinity to the database driver."""
+DEEPEST: Final = 32
+
+
+def _storable(value: Any, depth: int = 0) -> Any:
+    """Return a JSON value that Postgres can keep as it is.
+
+    Raises:
+        ValueError: text with NUL or half a surrogate pair, a number that is none, or too many levels.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    if isinstance(value, str):
+        value.encode()
+        if "\0" in value:
+            raise ValueError("text holds a NUL character")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("NaN and infinity are not JSON")
+    elif isinstance(value, (dict, list)):
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        for part in parts:
+            _storable(part, depth + 1)
+    return value
+
+
+Instant = Annotated[AwareDatetime, Field(ge=EARLIEST, lt=LATEST)]
 
 
 class _Body(BaseModel):
@@ -44,16 +74,16 @@ class _Body(BaseModel):
 class OpenDeal(_Body):
     """A deal to open."""
 
-    title: str = Field(min_length=1, max_length=255)
+    title: Annotated[str, AfterValidator(_storable)] = Field(min_length=1, max_length=255)
 
 
 class AddStep(_Body):
     """A step to add to a deal's timeline; a closer takes no due time."""
 
     type: DealTimelineEventType
-    occurred_at: AwareDatetime
-    due_at: AwareDatetime | None = None
-    payload: dict[str, Any] = Field(default_factory=dict)
+    occurred_at: Instant
+    due_at: Instant | None = None
+    payload: Annotated[dict[str, Any], AfterValidator(_storable)] = Field(default_factory=dict)
 
 
 class DealView(_Body):

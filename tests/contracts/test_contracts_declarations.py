@@ -1,0 +1,215 @@
+"""What every contract file must say, and each rule seen refusing a file that breaks it."""
+
+import pytest
+from contract_checks import (
+    ALONE,
+    ROOT,
+    bad_examples,
+    binding_gaps,
+    broken_guarantees,
+    days,
+    edited,
+    envelope_gaps,
+    governance_gaps,
+    misnamed,
+    sensitive_fields,
+    topics_declared_twice,
+    undeclared_topics,
+    unequal_partitions,
+)
+
+from chassis.contracts import Contract, ContractInvalid, load_contracts
+
+FILE = "crm.asyncapi.yaml: "
+CHANNEL = "channel timelineOverdue"
+MESSAGE = "message DealTimelineOverdueEvent"
+EXAMPLE = f"{MESSAGE}: example document-not-sent"
+GRAMMAR = "is not pin.<context>.<event>.v<major>"
+IN_SYNC = "domain events need min.insync.replicas of 2 or more and more replicas than that"
+COUNT = "must be a whole number of 1 or more"
+NO_MORE = "Additional properties are not allowed"
+
+TO_CHANNEL = ("channels", "timelineOverdue")
+TO_GOVERNANCE = (*TO_CHANNEL, "x-governance")
+TO_KAFKA = (*TO_CHANNEL, "bindings", "kafka")
+TO_CONFIG = (*TO_KAFKA, "topicConfiguration")
+TO_MESSAGE = ("components", "messages", "DealTimelineOverdueEvent")
+TO_EXAMPLE = (*TO_MESSAGE, "examples", "0")
+TO_SCHEMAS = ("components", "schemas")
+TO_FIELDS = (*TO_SCHEMAS, "DealTimelineOverdueEvent", "properties")
+
+GONE = ...
+BROKEN_GOVERNANCE = [
+    (("operator_action",), GONE, "x-governance lacks operator_action"),
+    (("poison_rule",), "", "x-governance lacks poison_rule"),
+    ((), GONE, "x-governance lacks producer"),
+    (("consumers",), [], "x-governance lacks consumers"),
+    (("consumers",), "all", "consumers must be a list of different names"),
+    (("consumers",), ["messenger", "messenger"], "consumers must be a list of different names"),
+    (("queue_class",), "topic", "queue_class topic is none of dead-letter, delay, durable-work, event-stream"),
+    (
+        ("event_class",),
+        "business",
+        "event_class business is none of analytical, audit, compliance, domain, operational, saga, security",
+    ),
+    (("retention", "log"), "7 years", "retention.log 7 years is no ISO 8601 duration"),
+    (("retention",), "P7Y", "retention.topic None is no ISO 8601 duration"),
+]
+BROKEN_BINDINGS = [
+    ((*TO_KAFKA, "topic"), "pin.crm.other.v1", "bindings.kafka.topic pin.crm.other.v1 is not the address"),
+    ((*TO_CHANNEL, "bindings"), GONE, "bindings.kafka.topic None is not the address"),
+    ((*TO_KAFKA, "partitions"), "12", f"bindings.kafka.partitions {COUNT}"),
+    ((*TO_KAFKA, "replicas"), GONE, f"bindings.kafka.replicas {COUNT}"),
+    ((*TO_CONFIG, "cleanup.policy"), "delete", "cleanup.policy must list delete or compact"),
+    ((*TO_CONFIG, "cleanup.policy"), ["keep"], "cleanup.policy must list delete or compact"),
+    ((*TO_CONFIG, "retention.ms"), 604_800_000, "retention.ms 604800000 is not retention.topic"),
+    ((*TO_GOVERNANCE, "retention", "topic"), "P7D", "retention.ms 2592000000 is not retention.topic"),
+]
+BROKEN_GUARANTEES = [
+    ((*TO_CONFIG, "min.insync.replicas"), GONE, IN_SYNC),
+    ((*TO_KAFKA, "replicas"), 2, IN_SYNC),
+    (
+        (*TO_CHANNEL, "x-message-key"),
+        GONE,
+        "domain events are ordered per entity, but x-message-key names no field",
+    ),
+    (
+        TO_GOVERNANCE,
+        {"event_class": "audit", "retention": {"topic": "P30D", "log": "P6Y"}},
+        "audit events stay in the log for 7 years",
+    ),
+]
+WRONG_NAMES = [
+    ((*TO_CHANNEL, "address"), "pin.crm.Timeline.v1", f"pin.crm.Timeline.v1 {GRAMMAR}"),
+    ((*TO_CHANNEL, "address"), "pin.crm.timeline-overdue", f"pin.crm.timeline-overdue {GRAMMAR}"),
+    (
+        (*TO_CHANNEL, "address"),
+        "pin.chessboard.timeline.v1",
+        "pin.chessboard.timeline.v1 is not in the context of its producer crm",
+    ),
+    ((*TO_CHANNEL, "x-origin"), GONE, "x-origin must be source or assumed"),
+    ((*TO_MESSAGE, "x-origin"), "ours", f"{MESSAGE}: x-origin must be source or assumed"),
+]
+BROKEN_ENVELOPES = [
+    ((*TO_MESSAGE, "traits"), [], "traits replace one another's `required`; join headers by allOf"),
+    ((*TO_CHANNEL, "x-message-key"), "BuyerId", "the key BuyerId is not a required field of the payload"),
+    ((*TO_MESSAGE, "bindings"), GONE, "bindings.kafka declares no key"),
+    (
+        (*TO_SCHEMAS, "Envelope", "properties", "ce_source", "const"),
+        "/pin/sales",
+        "ce_source is /pin/sales, not /pin/crm",
+    ),
+    ((*TO_GOVERNANCE, "event_class"), "saga", "ce_eventclass is domain, not saga"),
+]
+SENSITIVE = [
+    ((*TO_FIELDS, "BuyerName"), {"type": "string"}, "BuyerName"),
+    ((*TO_FIELDS, "total_sum"), {"type": "number"}, "total_sum"),
+    ((*TO_FIELDS, "Buyer"), {"type": "object", "properties": {"Phone": {"type": "string"}}}, "Buyer.Phone"),
+    (
+        (*TO_FIELDS, "Payments"),
+        {"type": "array", "items": {"type": "object", "properties": {"EscrowState": {"type": "string"}}}},
+        "Payments.EscrowState",
+    ),
+]
+BAD_EXAMPLES = [
+    (("payload", "DueAt"), GONE, 'payload: "DueAt" is a required property'),
+    (("payload", "Note"), "call him", f"payload: {NO_MORE} ('Note' was unexpected)"),
+    (("payload", "DueAt"), "2026-02-30T10:00:00Z", 'payload.DueAt: "2026-02-30T10:00:00Z" is not a "date-time"'),
+    (("headers", "ce_sequence"), "3", f"headers: {NO_MORE} ('ce_sequence' was unexpected)"),
+    (("headers", "ce_id"), GONE, 'headers: "ce_id" is a required property'),
+    (("headers", "ce_id"), "A7", 'headers.ce_id: "A7" is not a "uuid"'),
+]
+VIOLATIONS = [
+    *(
+        (governance_gaps, (*TO_GOVERNANCE, *path), value, f"{CHANNEL}: {said}")
+        for path, value, said in BROKEN_GOVERNANCE
+    ),
+    *((binding_gaps, path, value, f"{CHANNEL}: {said}") for path, value, said in BROKEN_BINDINGS),
+    *((broken_guarantees, path, value, f"{CHANNEL}: {said}") for path, value, said in BROKEN_GUARANTEES),
+    *((misnamed, path, value, f"{CHANNEL}: {said}") for path, value, said in WRONG_NAMES),
+    *((envelope_gaps, path, value, f"{CHANNEL}: {MESSAGE}: {said}") for path, value, said in BROKEN_ENVELOPES),
+    *(
+        (sensitive_fields, path, value, f"{MESSAGE}: {field} is named like personal data or money")
+        for path, value, field in SENSITIVE
+    ),
+    *((bad_examples, (*TO_EXAMPLE, *path), value, f"{EXAMPLE}: {said}") for path, value, said in BAD_EXAMPLES),
+    (bad_examples, (*TO_MESSAGE, "examples"), GONE, f"{MESSAGE}: no example"),
+]
+
+
+@pytest.mark.parametrize("check", ALONE, ids=lambda check: check.__name__)
+def test_every_contract_passes(check, contracts):
+    assert [sentence for contract in contracts for sentence in check(contract)] == []
+
+
+def test_no_topic_is_declared_twice(contracts):
+    assert topics_declared_twice(contracts) == []
+
+
+def test_topics_that_share_a_key_have_equal_partition_counts(contracts):
+    assert unequal_partitions(contracts) == []
+
+
+def test_every_topic_named_in_code_is_declared(contracts):
+    folders = [ROOT / "services", ROOT / "libs", ROOT / "deploy"]
+    kinds = {".py", ".sql", ".yaml", ".yml", ".toml", ".md", ".mako", ".json"}
+    paths = [path for folder in folders for path in folder.rglob("*") if path.suffix in kinds and path.is_file()]
+    sources = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+    assert any("pin.crm.timeline-overdue.v1" in text for text in sources.values())
+    assert undeclared_topics(sources, contracts) == []
+
+
+@pytest.mark.parametrize(("check", "path", "value", "sentence"), VIOLATIONS, ids=[row[3] for row in VIOLATIONS])
+def test_a_contract_that_breaks_a_rule_is_refused(check, path, value, sentence, contracts):
+    broken = edited(contracts[0], path, value)
+    assert FILE + sentence in check(broken)
+
+
+def test_a_topic_that_two_channels_declare_is_refused(contracts):
+    twice = edited(contracts[0], ("channels", "again"), contracts[0].channels["timelineOverdue"])
+    first = "pin.crm.timeline-overdue.v1 is declared by crm.asyncapi.yaml: channel timelineOverdue already"
+    assert topics_declared_twice([twice]) == [f"crm.asyncapi.yaml: channel again: {first}"]
+
+
+def test_unequal_partition_counts_of_one_key_are_refused(contracts):
+    unequal = edited(contracts[0], (*TO_KAFKA, "partitions"), 24)
+    counts = f"24 partitions in {FILE}channel timelineOverdue; 12 partitions in {FILE}channel dealTimeline"
+    assert unequal_partitions([unequal]) == [f"key DealId: {counts}"]
+
+
+def test_a_topic_in_code_that_no_contract_declares_is_refused(contracts):
+    sources = {"services/crm/src/crm/messages.py": "\n\nTOPIC = 'pin.crm.deal-lost.v1'\n"}
+    sentences = ["services/crm/src/crm/messages.py:3: no contract declares pin.crm.deal-lost.v1"]
+    assert undeclared_topics(sources, contracts) == sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("channels: [", "expected the node content"),
+        ("- a list", "no map of channels"),
+        ("channels: {a: 1}", "no map of channels"),
+        ("asyncapi: 3.0.0", "no map of channels"),
+        ("channels: {a: {messages: {b: {$ref: '#/nowhere'}}}}", "#/nowhere leads nowhere"),
+        ("channels: {a: {messages: {b: {name: b}}}}", "channel a: a message lacks 'headers'"),
+        ("channels: {a: {address: t}}", "channel a: a message lacks 'messages'"),
+    ],
+)
+def test_a_file_that_is_no_contract_is_refused_with_its_name(text, reason, tmp_path):
+    (tmp_path / "odd.asyncapi.yaml").write_text(text)
+    with pytest.raises(ContractInvalid) as caught:
+        list(Contract(tmp_path / "odd.asyncapi.yaml").messages())
+    assert str(caught.value).startswith("odd.asyncapi.yaml: ")
+    assert reason in str(caught.value)
+
+
+def test_a_folder_without_contracts_is_refused(tmp_path):
+    with pytest.raises(ContractInvalid, match=r"^no \*\.asyncapi\.yaml in "):
+        load_contracts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"), [("P30D", 30), ("P7Y", 2555), ("P1Y6M", 545), ("P2W", 14), ("P", None), ("30D", None)]
+)
+def test_a_retention_is_an_iso_8601_duration(duration, expected):
+    assert days(duration) == expected

@@ -1,0 +1,160 @@
+"""Code and contracts say the same, both ways, and foreign readers understand the declared examples.
+
+What a service publishes is what its contract declares, name by name; what a contract declares of our own services is
+in their code.
+"""
+
+from dataclasses import replace
+from datetime import datetime
+from typing import TypedDict
+
+import pytest
+from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka
+from cloudevents.core.formats.json import JSONFormat
+from contract_checks import (
+    edited,
+    every_message,
+    free_text_fields,
+    payload_drift,
+    undeclared,
+    unlisted,
+    unpublished,
+)
+
+from crm import messages
+
+PRODUCED_AS = {
+    messages.DEAL_TIMELINE_OVERDUE: messages.DealTimelineOverduePayload,
+    messages.STEP_ADDED: messages.StepAddedPayload,
+    messages.STEP_DONE: messages.StepDonePayload,
+    messages.DEAL_COMPLETED: messages.DealEndedPayload,
+    messages.DEAL_CANCELLED: messages.DealEndedPayload,
+}
+"""The class whose keys are an event type's payload."""
+
+
+@pytest.fixture
+def crm_publisher(publishers):
+    return next(publisher for publisher in publishers if publisher.service == "crm")
+
+
+def payload_class(message):
+    return next(
+        kind for event, kind in PRODUCED_AS.items() if (event.topic, event.type) == (message.topic, message.type)
+    )
+
+
+def declared(contracts, name):
+    return next((contract, message) for contract, message in every_message(contracts) if message.name == name)
+
+
+def test_every_event_type_in_code_is_listed_and_declared(publishers, contracts):
+    assert publishers
+    assert [sentence for publisher in publishers for sentence in unlisted(publisher)] == []
+    assert [sentence for publisher in publishers for sentence in undeclared(publisher, contracts)] == []
+
+
+def test_every_declared_message_of_our_services_is_in_their_code(publishers, contracts):
+    assert unpublished(publishers, contracts) == []
+
+
+def test_every_payload_class_has_exactly_the_declared_fields(publishers, contracts):
+    assert set(PRODUCED_AS) == {event for publisher in publishers for event in publisher.listed}
+    assert set(PRODUCED_AS.values()) == {kind for publisher in publishers for kind in publisher.payloads.values()}
+    drift = [
+        sentence
+        for contract, message in every_message(contracts)
+        for sentence in payload_drift(payload_class(message), contract, message)
+    ]
+    assert drift == []
+
+
+def test_every_example_has_the_producers_keys_and_types(contracts):
+    for _, message in every_message(contracts):
+        fields = payload_class(message).__annotations__
+        for example in message.examples:
+            assert example["payload"].keys() == fields.keys(), message.name
+            for field, kind in fields.items():
+                assert isinstance(example["payload"][field], kind), f"{message.name}.{field}"
+
+
+def test_the_cloudevents_sdk_reads_every_example(contracts):
+    for contract, message in every_message(contracts):
+        key_field = next(c["x-message-key"] for c in contract.channels.values() if c["address"] == message.topic)
+        for example in message.examples:
+            headers = {name: value.encode() for name, value in example["headers"].items()}
+            key = example["payload"][key_field].encode()
+            event = from_kafka(
+                KafkaMessage(headers, key, JSONFormat().write_data(example["payload"], None)), JSONFormat()
+            )
+            assert event.get_type() == message.type
+            assert event.get_source() == example["headers"]["ce_source"]
+            assert event.get_subject() == event.get_extension("partitionkey") == key.decode()
+            assert event.get_time() == datetime.fromisoformat(example["headers"]["ce_time"])
+            assert event.get_extension("contractversion") == "1"
+            assert event.get_data() == example["payload"]
+
+
+@pytest.mark.req("TLO-10")
+def test_the_registry_lists_the_overdue_event_with_its_two_consumers(contracts):
+    _, message = declared(contracts, "DealTimelineOverdueEvent")
+    assert message.topic == message.type == "pin.crm.timeline-overdue.v1"
+    assert message.governance["producer"] == "crm"
+    assert message.governance["consumers"] == ["messenger", "notifications"]
+
+
+@pytest.mark.req("TLO-20", "TLO-49")
+def test_the_overdue_event_can_hold_only_ids_enumerations_and_instants(contracts):
+    contract, message = declared(contracts, "DealTimelineOverdueEvent")
+    assert free_text_fields(message) == []
+    note = ("components", "schemas", "DealTimelineOverdueEvent", "properties", "Note")
+    _, loose = declared([edited(contract, note, {"type": "string"})], "DealTimelineOverdueEvent")
+    assert free_text_fields(loose) == ["Note"]
+
+
+def test_an_event_type_without_a_contract_is_refused(crm_publisher, contracts):
+    lost = replace(messages.STEP_ADDED, type="crm.deal.step-lost")
+    publisher = replace(crm_publisher, constants={"STEP_LOST": lost})
+    said = "crm.messages.STEP_LOST: no contract declares crm.deal.step-lost on pin.crm.deal-timeline.v1"
+    assert undeclared(publisher, contracts) == [said]
+
+
+def test_an_event_type_that_published_forgets_is_refused(crm_publisher):
+    publisher = replace(crm_publisher, listed=crm_publisher.listed[1:])
+    assert unlisted(publisher) == ["crm.messages.DEAL_TIMELINE_OVERDUE: not in PUBLISHED"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"source": "/pin/sales"}, "ce_source is /pin/sales, {} says /pin/crm"),
+        ({"aggregate_type": "Step"}, "ce_aggregatetype is Step, {} says Deal"),
+        ({"event_class": "saga"}, "ce_eventclass is saga, {} says domain"),
+        ({"contract_version": 2}, "ce_contractversion is 2, {} says 1"),
+    ],
+)
+def test_an_event_type_that_differs_from_its_contract_is_refused(change, said, crm_publisher, contracts):
+    publisher = replace(crm_publisher, constants={"STEP_DONE": replace(messages.STEP_DONE, **change)})
+    where = said.format("crm.asyncapi.yaml: message DealStepDone")
+    assert undeclared(publisher, contracts) == [f"crm.messages.STEP_DONE: {where}"]
+
+
+def test_a_declared_message_that_no_code_publishes_is_refused(crm_publisher, contracts):
+    constants = {name: event for name, event in crm_publisher.constants.items() if name != "DEAL_CANCELLED"}
+    said = "crm publishes no crm.deal.cancelled on pin.crm.deal-timeline.v1"
+    publisher = replace(crm_publisher, constants=constants)
+    assert unpublished([publisher], contracts) == [f"crm.asyncapi.yaml: message DealCancelled: {said}"]
+
+
+def test_a_payload_class_that_differs_from_its_contract_is_refused(contracts):
+    class Ended(TypedDict, total=False):
+        DealId: str
+        TenantId: str
+        Reason: str
+
+    assert payload_drift(Ended, *declared(contracts, "DealCancelled")) == [
+        "crm.asyncapi.yaml: message DealCancelled: EndedAt is not in Ended",
+        "crm.asyncapi.yaml: message DealCancelled: Reason of Ended is not declared",
+        "crm.asyncapi.yaml: message DealCancelled: DealId is required on one side only (Ended)",
+        "crm.asyncapi.yaml: message DealCancelled: TenantId is required on one side only (Ended)",
+    ]

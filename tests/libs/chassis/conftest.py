@@ -1,0 +1,130 @@
+"""A schema made of what chassis itself declares, on Postgres, and a broker's topics made for one test."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+import pytest
+from sqlalchemy import MetaData, create_mock_engine
+
+from chassis.audit import audit_table
+from chassis.batching import job_poison_table
+from chassis.db import Database
+from chassis.messaging import TopicSpec, create_topics
+from chassis.outbox import EventType, Message, outbox_table
+from chassis.testing.plugin import DatabaseTemplates, TestBroker, TestDatabase
+from chassis.testing.servers import EmbeddedBroker
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+NOW = datetime(2026, 11, 30, 9, 0, tzinfo=UTC)
+
+_THING = """
+create table crm.thing (
+  id uuid primary key,
+  rank integer not null,
+  state text not null default 'new',
+  note text not null default '',
+  worth integer constraint ck_worth check (worth is null or worth >= 0)
+);
+grant usage on schema crm to crm_api, crm_system;
+grant select, insert, update, delete on all tables in schema crm to crm_system;
+grant insert on crm.outbox, crm.audit_log, crm.thing to crm_api;
+"""
+
+
+def _tables() -> str:
+    """Return the DDL of chassis's tables in the schema crm."""
+    metadata = MetaData(schema="crm")
+    outbox_table(metadata)
+    audit_table(metadata)
+    job_poison_table(metadata)
+    statements: list[str] = []
+    engine = create_mock_engine(
+        "postgresql+asyncpg://", lambda sql, *_, **__: statements.append(str(sql.compile(dialect=engine.dialect)))
+    )
+    metadata.create_all(engine, checkfirst=False)
+    return ";\n".join(statements)
+
+
+@pytest.fixture(scope="session")
+def chassis_template(databases: DatabaseTemplates) -> str:
+    """Name of a database with chassis's tables and one table to work on, `crm.thing`."""
+
+    async def build() -> str:
+        database = await databases.empty("crm")
+        owner = await asyncpg.connect(database.owner_url)
+        await owner.execute(_tables() + ";" + _THING)
+        await owner.close()
+        return database.name
+
+    return asyncio.run(build())
+
+
+@pytest.fixture
+async def scratch(databases: DatabaseTemplates, chassis_template: str) -> AsyncIterator[TestDatabase]:
+    """A fresh copy of that database."""
+    name = f"test_{uuid4().hex[:12]}"
+    await databases._admin(f'create database "{name}" template "{chassis_template}" strategy file_copy')
+    database = TestDatabase(name, "crm", databases.server)
+    yield database
+    await databases.drop(database)
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Callable[..., Database]]:
+    """Opens sessions on an address; they are closed after the test."""
+    made: list[Database] = []
+
+    def open_sessions(url: str, **arguments: object) -> Database:
+        made.append(Database(url, **{"application_name": "test", **arguments}))
+        return made[-1]
+
+    yield open_sessions
+    for database in made:
+        await database.close()
+
+
+@pytest.fixture
+def system(scratch: TestDatabase, opened: Callable[..., Database]) -> Database:
+    """Sessions of the system role."""
+    return opened(scratch.system_url)
+
+
+@pytest.fixture
+async def admin(
+    scratch: TestDatabase, connect: Callable[[str], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
+) -> "asyncpg.Connection[asyncpg.Record]":
+    """A superuser's connection, for arranging and looking."""
+    return await connect(scratch.admin_url)
+
+
+@pytest.fixture
+async def topic(broker: TestBroker) -> str:
+    """A topic of one partition that only this test uses."""
+    name = f"pin.test.{uuid4().hex[:12]}.v1"
+    await create_topics(broker.address, [TopicSpec(name, 1)])
+    return name
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker that the test may stop and resume."""
+    server = EmbeddedBroker.start(tmp_path / "broker")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def note() -> Callable[..., Message]:
+    """Makes small messages: `note(topic, key, number)`."""
+
+    def make(topic: str, key: str, number: int, **fields: object) -> Message:
+        event = EventType(topic, "test.noted", "/pin/test", "Note", "domain")
+        return Message(event, key, {"number": number}, NOW, **fields)
+
+    return make

@@ -1,0 +1,67 @@
+"""Fixtures of the tests of crm."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from chassis.clock import MovableClock
+from chassis.migrations import migrations_of
+from chassis.testing.plugin import DatabaseTemplates, TestBroker, TestDatabase
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import crm
+from crm_world import World
+
+MIGRATIONS = migrations_of(crm.__file__)
+EMPTY = "truncate crm.deal, crm.deal_timeline_event, crm.outbox, crm.audit_log, crm.job_poison restart identity cascade"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the shell has set must not reach the service under test."""
+    for name in [name for name in os.environ if name.startswith("PIN_") and name not in ("PIN_KAFKA", "PIN_CASES")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def shared_database(databases: DatabaseTemplates) -> Iterator[TestDatabase]:
+    """One database for all tests of a worker that leave the schema as it is."""
+    database = asyncio.run(databases.make("crm", MIGRATIONS))
+    yield database
+    asyncio.run(databases.drop(database))
+
+
+@pytest.fixture
+async def world(shared_database: TestDatabase, clock: MovableClock) -> AsyncIterator[World]:
+    """An empty database and no broker; the test must not change the schema."""
+    admin = await asyncpg.connect(shared_database.admin_url)
+    await admin.execute(EMPTY)
+    made = World(shared_database, admin, clock)
+    yield made
+    await made.close()
+    await admin.close()
+
+
+@pytest.fixture
+async def own_world(databases: DatabaseTemplates, clock: MovableClock) -> AsyncIterator[World]:
+    """A database of the test's own, whose schema it may change."""
+    database = await databases.make("crm", MIGRATIONS)
+    admin = await asyncpg.connect(database.admin_url)
+    made = World(database, admin, clock)
+    yield made
+    await made.close()
+    await admin.close()
+    await databases.drop(database)
+
+
+@pytest.fixture
+def connected(world: World, broker: TestBroker) -> World:
+    """The shared database, and the broker."""
+    world.bootstrap = broker.address.bootstrap
+    return world
