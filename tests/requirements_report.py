@@ -1,8 +1,8 @@
 """Requirement id -> the tests that carry it, or its waiver: `make requirements`.
 
-Reads `tests/requirements.md` (the ids, and the line `due:`), the `req` markers of the tests as pytest collects them, and
-`tests/requirements_waived.md`. A due id with neither fails, and so does an id that doesn't exist. A marker on a parent
-claims its lettered rows.
+Reads `tests/requirements.md` (the ids, and the lines `due:` and `not yet:`), the `req` markers of the tests as pytest
+collects them, and `tests/requirements_waived.md`. A due id with neither fails, and so does an id that doesn't exist.
+A marker on a parent claims its lettered rows.
 """
 
 import argparse
@@ -54,9 +54,9 @@ def problems(text: str, marks: Iterable[str], waived: Iterable[str]) -> list[str
     return [f"{name}: no such requirement" for name in strange] + [f"{name}: no test and no waiver" for name in missing]
 
 
-def collected_marks() -> dict[str, list[str]]:
+def collected_marks(tests: Path = TESTS) -> dict[str, list[str]]:
     """Return the tests that carry each id, as pytest collects them."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", str(TESTS)]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", str(tests)]
     plugin = ["-p", "tests.requirements_collect"]
     done = subprocess.run(command + plugin, capture_output=True, text=True, check=False, cwd=TESTS.parent)
     if done.returncode not in (0, 5):

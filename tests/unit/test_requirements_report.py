@@ -133,7 +133,16 @@ def test_the_report_passes_when_all_is_held(repository, capsys):
     assert capsys.readouterr().out.endswith("requirements: 7 of 7 due ids held by tests or waivers; 10 in all\n")
 
 
-def test_marks_are_collected_from_real_tests(tmp_path, monkeypatch):
-    """The collecting run is asked of a folder that holds one marked test."""
-    monkeypatch.setattr(report, "TESTS", report.TESTS / "unit" / "test_requirements_report.py")
-    monkeypatch.setattr(report.TESTS.__class__, "parent", property(lambda path: report_root), raising=False)
+def test_marks_are_collected_as_pytest_sees_them(tmp_path):
+    marked = "import pytest\n\n@pytest.mark.req('TLO-01', 'TLO-02a')\nclass TestBoth:\n    def test_it(self): ...\n"
+    several = "\n@pytest.mark.req('TLO-01')\n@pytest.mark.parametrize('n', ['a b'])\ndef test_each(n): ...\n"
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    req: ids\n")
+    (tmp_path / "test_some.py").write_text(marked + several)
+    both, each = "test_some.py::TestBoth::test_it", "test_some.py::test_each[a_b]"
+    assert report.collected_marks(tmp_path) == {"TLO-01": [both, each], "TLO-02a": [both]}
+
+
+def test_tests_that_cannot_be_collected_are_told(tmp_path):
+    (tmp_path / "test_broken.py").write_text("import nowhere_to_be_found\n")
+    with pytest.raises(SystemExit, match=r"(?s)could not collect the tests:.*nowhere_to_be_found"):
+        report.collected_marks(tmp_path)

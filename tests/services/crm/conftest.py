@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
@@ -15,11 +16,13 @@ from chassis.testing.plugin import DatabaseTemplates, TestBroker, TestDatabase
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import crm
 from crm_world import World
+
+import crm
 
 MIGRATIONS = migrations_of(crm.__file__)
 EMPTY = "truncate crm.deal, crm.deal_timeline_event, crm.outbox, crm.audit_log, crm.job_poison restart identity cascade"
+LOOSEN = "alter table crm.deal_timeline_event drop constraint ck_type_known, drop constraint fk_step_deal_tenant"
 
 
 @pytest.fixture(autouse=True)
@@ -37,26 +40,35 @@ def shared_database(databases: DatabaseTemplates) -> Iterator[TestDatabase]:
     asyncio.run(databases.drop(database))
 
 
+@pytest.fixture(scope="session")
+def loose_database(databases: DatabaseTemplates) -> Iterator[TestDatabase]:
+    """One without the constraints that keep out rows which the domain doesn't know."""
+    database = asyncio.run(databases.make("crm", MIGRATIONS))
+    asyncio.run(_execute(database, LOOSEN))
+    yield database
+    asyncio.run(databases.drop(database))
+
+
 @pytest.fixture
 async def world(shared_database: TestDatabase, clock: MovableClock) -> AsyncIterator[World]:
-    """An empty database and no broker; the test must not change the schema."""
-    admin = await asyncpg.connect(shared_database.admin_url)
-    await admin.execute(EMPTY)
-    made = World(shared_database, admin, clock)
-    yield made
-    await made.close()
-    await admin.close()
+    """An empty database and no broker; the test leaves the schema as it is."""
+    async with _world(shared_database, clock) as made:
+        yield made
+
+
+@pytest.fixture
+async def loose_world(loose_database: TestDatabase, clock: MovableClock) -> AsyncIterator[World]:
+    """The same without some constraints."""
+    async with _world(loose_database, clock) as made:
+        yield made
 
 
 @pytest.fixture
 async def own_world(databases: DatabaseTemplates, clock: MovableClock) -> AsyncIterator[World]:
     """A database of the test's own, whose schema it may change."""
     database = await databases.make("crm", MIGRATIONS)
-    admin = await asyncpg.connect(database.admin_url)
-    made = World(database, admin, clock)
-    yield made
-    await made.close()
-    await admin.close()
+    async with _world(database, clock) as made:
+        yield made
     await databases.drop(database)
 
 
@@ -65,3 +77,19 @@ def connected(world: World, broker: TestBroker) -> World:
     """The shared database, and the broker."""
     world.bootstrap = broker.address.bootstrap
     return world
+
+
+@asynccontextmanager
+async def _world(database: TestDatabase, clock: MovableClock) -> AsyncIterator[World]:
+    admin = await asyncpg.connect(database.admin_url)
+    await admin.execute(EMPTY)
+    made = World(database, admin, clock)
+    yield made
+    await made.close()
+    await admin.close()
+
+
+async def _execute(database: TestDatabase, script: str) -> None:
+    admin = await asyncpg.connect(database.admin_url)
+    await admin.execute(script)
+    await admin.close()

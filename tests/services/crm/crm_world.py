@@ -18,6 +18,7 @@ from joserfc.jwk import OKPKey
 
 from chassis.clock import Clock, MovableClock
 from chassis.db import Database
+from chassis.jobs import JobDriver
 from chassis.testing.plugin import TestDatabase
 from crm.app import Crm, build
 from crm.settings import CrmSettings
@@ -54,7 +55,12 @@ def trusted_issuer() -> dict[str, Any]:
 
 
 def token(
-    tenant: UUID | None = TENANT, *, scope: str = f"{READ} {WRITE}", seconds: int = 600, key: OKPKey = KEY, **claims: Any
+    tenant: UUID | None = TENANT,
+    *,
+    scope: str = f"{READ} {WRITE}",
+    seconds: int = 600,
+    key: OKPKey = KEY,
+    **claims: Any,
 ) -> str:
     """Return a signed access token; a claim given as None is left out."""
     now = int(time.time())
@@ -148,8 +154,7 @@ class World:
     @staticmethod
     async def cycle(crm: Crm) -> dict[str, int]:
         """Run one cycle of a process's timeline-overdue and return its counts."""
-        (driver,) = [driver for driver in crm.drivers if driver.job.name == "timeline-overdue"]
-        return (await driver.run_once()).counts
+        return (await driver_of(crm).run_once()).counts
 
     async def deal(self, tenant: UUID = TENANT, status: str = "Active", title: str = "Flat 12") -> UUID:
         """Add a deal."""
@@ -170,14 +175,14 @@ class World:
         deal: UUID,
         *,
         due: datetime | None,
-        type: str = "DocumentRequested",
+        kind: str = "DocumentRequested",
         status: str = "InProgress",
-        id: UUID | None = None,
+        step_id: UUID | None = None,
         payload: dict[str, Any] | None = None,
         actor: tuple[str | None, str | None] = ("user-1", "MANAGER"),
     ) -> UUID:
         """Add a step to a deal."""
-        step_id = id or uuid4()
+        step_id = step_id or uuid4()
         await self.admin.execute(
             "insert into crm.deal_timeline_event (id, deal_id, tenant_id, type, status, occurred_at, due_at, payload,"
             " actor_user_id, actor_role, created_at, updated_at, completed_at)"
@@ -186,7 +191,7 @@ class World:
             " from crm.deal d where d.id = $2",
             step_id,
             deal,
-            type,
+            kind,
             status,
             self.ago(days=20),
             due,
@@ -262,6 +267,12 @@ class World:
         database = Database(url, application_name="tests", pool_size=pool_size)
         self._closing.append(database.close)
         return database
+
+
+def driver_of(crm: Crm) -> JobDriver:
+    """Return a process's driver of timeline-overdue."""
+    (driver,) = [driver for driver in crm.drivers if driver.job.name == "timeline-overdue"]
+    return driver
 
 
 async def scrape(crm: Crm) -> dict[str, float]:

@@ -18,8 +18,9 @@ LIMIT = 100
 SEED = """
 insert into crm.deal_timeline_event (id, deal_id, tenant_id, type, status, occurred_at, due_at, payload, created_at,
                                      updated_at, completed_at)
-select gen_random_uuid(), d.id, d.tenant_id, 'DocumentRequested', s.status, $1, $1::timestamptz + make_interval(mins => n),
-       '{"document": "passport"}', $1, $1, case when s.status = 'Done' then $1 end
+select gen_random_uuid(), d.id, d.tenant_id, 'DocumentRequested', s.status, $1,
+       $1::timestamptz + make_interval(mins => n), '{"document": "passport"}', $1, $1,
+       case when s.status = 'Done' then $1 end
 from crm.deal d, generate_series(1, $2::int) n
 cross join (values ('InProgress'), ('InProgress'), ('Done'), ('Overdue')) as s(status)
 """

@@ -17,11 +17,11 @@ LOCKS_OF = "select locktype from pg_locks where pid = $1 and locktype = 'advisor
 
 
 @asynccontextmanager
-async def batch_held_open(world: World, limits: OverdueLimits = OverdueLimits(2, 1)):
-    """Run one batch in a process of its own and keep its transaction open for the block; yields its result."""
+async def batch_held_open(world: World):
+    """Run one batch of two in a process of its own and keep its transaction open for the block; yields its result."""
     run = Run(uuid4(), world.now, Stop(), lambda: None)
     async with world.system().write() as session:
-        yield await commands.mark_overdue_steps(session, run, limits, None)
+        yield await commands.mark_overdue_steps(session, run, OverdueLimits(2, 1), None)
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import orjson
 import pytest
 from crm_world import World, trusted_issuer
 
@@ -134,8 +135,6 @@ async def test_defaults_are_those_of_the_source(world: World) -> None:
 
 
 async def test_one_cycle_can_be_run_by_hand(world: World) -> None:
-    import orjson
-
     steps = await world.due_steps(3)
     await world.admin.execute("update crm.deal_timeline_event set due_at = clock_timestamp() - interval '1 hour'")
     settings = {

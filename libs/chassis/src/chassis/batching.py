@@ -258,4 +258,6 @@ class SkipLocked:
 
 
 def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:500]
+    """Return an error's text as Postgres can keep it: at most 500 characters, no NUL, no half of a surrogate pair."""
+    text = f"{type(error).__name__}: {error}"[:500]
+    return text.encode(errors="replace").decode().replace("\0", "?")

@@ -7,8 +7,11 @@ and a tick that falls into a running cycle is skipped and counted, not queued.
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from datetime import time as clock_time
+from typing import Final
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -18,6 +21,8 @@ from chassis.db import Database
 from chassis.ids import new_id
 from chassis.runtime import Heartbeat, Stop
 
+LONGEST_BATCH: Final = 120.0
+"""Seconds that a job may work on one batch before its loop counts as dead; while it waits it says so."""
 log = structlog.get_logger(__name__)
 
 
@@ -74,24 +79,44 @@ class JobMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class DailyAt:
+    """Once a day at a wall-clock time.
+
+    Attributes:
+        at: the time of day.
+        zone: where the clock hangs; a time that a clock change skips or repeats is run once.
+    """
+
+    at: clock_time
+    zone: ZoneInfo
+
+    def next_after(self, instant: datetime) -> datetime:
+        """Return the first tick after an instant (UTC)."""
+        day = instant.astimezone(self.zone).date()
+        while (tick := datetime.combine(day, self.at, self.zone).astimezone(UTC)) <= instant:
+            day += timedelta(days=1)
+        return tick
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A declared job.
 
     Attributes:
         name: kebab-case, unique in the service.
-        interval: time from tick to tick.
+        schedule: time from tick to tick, or the time of day.
         run: one cycle; may raise, the next tick tries again.
         metrics: where the driver counts cycles.
     """
 
     name: str
-    interval: timedelta
+    schedule: timedelta | DailyAt
     run: Callable[[Run], Awaitable[JobResult]]
     metrics: JobMetrics
 
 
 class JobDriver:
-    """Runs one job on its interval, or once.
+    """Runs one job on its schedule, or once.
 
     Args:
         job: what to run.
@@ -102,13 +127,18 @@ class JobDriver:
     def __init__(self, job: Job, database: Database, clock: Clock) -> None:
         self.job = job
         self.name = f"job {job.name}"
-        self.heartbeat = Heartbeat(longest_silence=max(120.0, 3 * job.interval.total_seconds()))
+        self.heartbeat = Heartbeat(longest_silence=LONGEST_BATCH)
         self._database = database
         self._clock = clock
 
     async def run(self, stop: Stop) -> None:
-        """Run a cycle at once and then on every tick of the grid until stopped."""
-        interval = self.job.interval.total_seconds()
+        """Run a cycle on every tick until stopped; an interval's first tick is now."""
+        if isinstance(self.job.schedule, DailyAt):
+            await self._run_daily(self.job.schedule, stop)
+        else:
+            await self._run_every(self.job.schedule.total_seconds(), stop)
+
+    async def _run_every(self, interval: float, stop: Stop) -> None:
         due = time.monotonic()
         while not stop.requested:
             await self._run_counted(stop)
@@ -117,10 +147,23 @@ class JobDriver:
                 self.job.metrics.skipped_ticks.inc(missed)
                 log.warning("ticks skipped", job=self.job.name, ticks=missed)
             due += interval * (missed + 1)
-            while (rest := due - time.monotonic()) > 0:
-                self.heartbeat.beat()
-                if await stop.wait(min(rest, 30.0)):
-                    break
+            await self._rest_until(due, stop)
+
+    async def _run_daily(self, schedule: DailyAt, stop: Stop) -> None:
+        last = datetime.min.replace(tzinfo=UTC)
+        while not stop.requested:
+            now = await self._now()
+            tick = schedule.next_after(max(now, last))
+            await self._rest_until(time.monotonic() + (tick - now).total_seconds(), stop)
+            if not stop.requested:
+                last = tick
+                await self._run_counted(stop)
+
+    async def _rest_until(self, due: float, stop: Stop) -> None:
+        while (rest := due - time.monotonic()) > 0:
+            self.heartbeat.beat()
+            if await stop.wait(min(rest, 30.0)):
+                return
 
     async def run_once(self, stop: Stop | None = None) -> JobResult:
         """Run one cycle.
@@ -138,8 +181,7 @@ class JobDriver:
         run_id = new_id()
         with structlog.contextvars.bound_contextvars(job=self.job.name, run_id=str(run_id)):
             try:
-                async with self._database.read() as session:
-                    as_of = await self._clock.now(session)
+                as_of = await self._now()
                 log.info("cycle started", as_of=as_of.isoformat())
                 result = await self.job.run(Run(run_id, as_of, stop or Stop(), self.heartbeat.beat))
             except Exception:
@@ -156,3 +198,7 @@ class JobDriver:
             await self.run_once(stop)
         except Exception:
             log.exception("cycle failed", job=self.job.name)
+
+    async def _now(self) -> datetime:
+        async with self._database.read() as session:
+            return await self._clock.now(session)

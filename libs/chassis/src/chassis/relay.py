@@ -129,6 +129,7 @@ class Relay:
         self._interval = interval
         self._lanes = math.ceil(LANES / relays)
         self._per_lane = ROWS_PER_LANE
+        self._per_turn = ROWS_PER_TURN
         self._sql = {
             "lock": _LOCK_LANES.format(schema=schema, lanes=LANES),
             "read": _READ.format(schema=schema),
@@ -169,18 +170,28 @@ class Relay:
             connection = await driver_connection(session)
             self._woken.clear()
             start = random.randrange(LANES)  # noqa: S311 - spreads workers over lanes
-            lanes = [row["lane"] for row in await connection.fetch(self._sql["lock"], self._lanes, start)]
-            per_lane = self._per_lane
+            most = min(self._lanes, self._per_turn)
+            lanes = [row["lane"] for row in await connection.fetch(self._sql["lock"], most, start)]
+            per_lane = min(self._per_lane, self._per_turn // max(len(lanes), 1))
             rows = await connection.fetch(self._sql["read"], lanes, per_lane) if lanes else []
             if not rows:
                 self._per_lane = ROWS_PER_LANE
                 return Turn(published=0, more=False)
             with self._metrics.turn_seconds.time():
-                await self._producer.publish([_record(row) for row in rows])
+                await self._publish(rows)
                 await connection.execute(self._sql["delete"], [row["id"] for row in rows])
         self._metrics.published.inc(len(rows))
         more_in_lanes = self._balance(rows, per_lane)
-        return Turn(len(rows), more=more_in_lanes or len(lanes) == self._lanes)
+        return Turn(len(rows), more=more_in_lanes or len(lanes) == most)
+
+    async def _publish(self, rows: Sequence[asyncpg.Record]) -> None:
+        """Send rows; turns shrink while they are too large to be acknowledged in time, or they would fail for ever."""
+        try:
+            await self._producer.publish([_record(row) for row in rows])
+        except BrokerUnavailable:
+            self._per_turn = max(1, len(rows) // 2)
+            raise
+        self._per_turn = min(ROWS_PER_TURN, self._per_turn * 2)
 
     def _balance(self, rows: Sequence[asyncpg.Record], per_lane: int) -> bool:
         """Set next turn's rows per lane so that a turn stays near ROWS_PER_TURN; tell whether a lane may hold more."""

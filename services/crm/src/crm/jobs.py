@@ -1,19 +1,24 @@
 """The background jobs that crm declares.
 
 timeline-overdue: each batch is one transaction; a failed one rolls back whole and the next cycle repeats it.
+timeline-leftovers: a nightly look for what that job and the commands should never leave.
 """
 
-from datetime import timedelta
+from datetime import time, timedelta
+from typing import Final
+from zoneinfo import ZoneInfo
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from chassis.db import Database
-from chassis.jobs import Job, JobMetrics, JobResult, Run
+from chassis.jobs import DailyAt, Job, JobMetrics, JobResult, Run
 from crm import commands, repository
 from crm.domain import BatchResult, OverdueLimits
 from crm.settings import CrmSettings
 
+NIGHTLY: Final = DailyAt(time(3), ZoneInfo("UTC"))
+"""03:00 in the platform calendar's zone."""
 log = structlog.get_logger(__name__)
 
 
@@ -75,6 +80,25 @@ class TimelineOverdue:
             return await repository.count_overdue_backlog(session, run.as_of)
 
 
+class TimelineLeftovers:
+    """Reports steps that are open although their deal has ended: the command that ends a deal leaves none."""
+
+    name = "timeline-leftovers"
+
+    def __init__(self, database: Database, registry: CollectorRegistry) -> None:
+        self._database = database
+        self.metrics = JobMetrics("crm_timeline_leftovers", registry)
+
+    async def run(self, run: Run) -> JobResult:
+        """Count the leftovers and log the first of them; changes nothing."""
+        async with self._database.read() as session:
+            count, first = await repository.find_leftover_steps(session)
+        self.metrics.backlog.set(count)
+        for step_id, deal_id in first:
+            log.error("step left open", step=str(step_id), deal=str(deal_id), run_id=str(run.id))
+        return JobResult({"leftovers": count})
+
+
 def declare_jobs(settings: CrmSettings, database: Database, registry: CollectorRegistry) -> list[Job]:
     """Return crm's jobs, ready to be driven."""
     overdue = TimelineOverdue(
@@ -83,5 +107,9 @@ def declare_jobs(settings: CrmSettings, database: Database, registry: CollectorR
         settings.overdue_limits(),
         single_runner=settings.job_timeline_overdue_single_runner,
     )
+    leftovers = TimelineLeftovers(database, registry)
     interval = timedelta(seconds=settings.job_timeline_overdue_interval)
-    return [Job(overdue.name, interval, overdue.run, overdue.metrics)]
+    return [
+        Job(overdue.name, interval, overdue.run, overdue.metrics),
+        Job(leftovers.name, NIGHTLY, leftovers.run, leftovers.metrics),
+    ]

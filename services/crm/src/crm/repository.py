@@ -46,6 +46,11 @@ _BACKLOG = text(
     "select count(*) from (select from crm.deal_timeline_event t where t.status = 'InProgress'"
     " and t.due_at is not null and t.due_at < :now limit 100000) as due"
 )
+_LEFTOVERS = text(
+    "select s.id, s.deal_id, count(*) over () as total from crm.deal_timeline_event s"
+    " join crm.deal d on d.id = s.deal_id where s.status in ('InProgress', 'Overdue') and d.status <> 'Active'"
+    " order by s.id limit 20"
+)
 _TRY_SINGLE_RUNNER = text("select pg_try_advisory_xact_lock(hashtextextended(:name, 0))")
 
 
@@ -105,6 +110,12 @@ async def move_to_overdue(session: AsyncSession, moved: Sequence[StepOverdue], n
 async def count_overdue_backlog(session: AsyncSession, now: datetime) -> int:
     """Return how many steps are due and still in progress, counted up to 100000."""
     return int((await session.execute(_BACKLOG, {"now": now})).scalar_one())
+
+
+async def find_leftover_steps(session: AsyncSession) -> tuple[int, list[tuple[UUID, UUID]]]:
+    """Return how many steps are open though their deal has ended, and the first of them as (step id, deal id)."""
+    rows = (await session.execute(_LEFTOVERS)).all()
+    return (rows[0].total if rows else 0), [(row.id, row.deal_id) for row in rows]
 
 
 async def try_single_runner(session: AsyncSession) -> bool:
