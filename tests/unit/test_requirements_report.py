@@ -133,7 +133,8 @@ def test_the_report_passes_when_all_is_held(repository, capsys):
     assert capsys.readouterr().out.endswith("requirements: 7 of 7 due ids held by tests or waivers; 10 in all\n")
 
 
-def test_marks_are_collected_as_pytest_sees_them(tmp_path):
+def test_marks_are_collected_as_pytest_sees_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     marked = "import pytest\n\n@pytest.mark.req('TLO-01', 'TLO-02a')\nclass TestBoth:\n    def test_it(self): ...\n"
     several = "\n@pytest.mark.req('TLO-01')\n@pytest.mark.parametrize('n', ['a b'])\ndef test_each(n): ...\n"
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    req: ids\n")
@@ -142,7 +143,8 @@ def test_marks_are_collected_as_pytest_sees_them(tmp_path):
     assert report.collected_marks(tmp_path) == {"TLO-01": [both, each], "TLO-02a": [both]}
 
 
-def test_tests_that_cannot_be_collected_are_told(tmp_path):
+def test_tests_that_cannot_be_collected_are_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "test_broken.py").write_text("import nowhere_to_be_found\n")
     with pytest.raises(SystemExit, match=r"(?s)could not collect the tests:.*nowhere_to_be_found"):
         report.collected_marks(tmp_path)

@@ -14,7 +14,7 @@ from bizcal import Calendar, timeline
 
 MODEST = settings(
     derandomize=True,
-    max_examples=30,
+    max_examples=25,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

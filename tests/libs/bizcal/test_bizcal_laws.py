@@ -16,7 +16,7 @@ from bizcal import Calendar
 
 MODEST = settings(
     derandomize=True,
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -5,7 +5,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from timeit import Timer
 from zoneinfo import ZoneInfo
 
@@ -50,6 +50,16 @@ def test_limit_of_the_search_is_exact() -> None:
     ):
         with pytest.raises(NoWorkingTime):
             call(at)
+
+
+def test_limit_of_the_search_for_days_is_exact() -> None:
+    def lone_pair(days: int) -> Calendar:
+        dates = (date(2026, 11, 30), date(2026, 11, 30) + timedelta(days=days))
+        return Calendar.from_config({"week": {}, "overrides": {str(day): [["10:00", "18:00"]] for day in dates}})
+
+    assert lone_pair(1827).add_working_days(OPENS, 1) == OPENS + timedelta(days=1827)
+    with pytest.raises(NoWorkingTime, match="after 2026-11-30T00:00:00"):
+        lone_pair(1828).add_working_days(OPENS, 1)
 
 
 def test_sums_that_run_out_of_working_time_are_a_typed_error() -> None:
@@ -136,6 +146,19 @@ def test_sums_beyond_the_ends_of_time_are_a_typed_error(call: Callable[[Calendar
         call(Calendar.default())
 
 
+def test_hopeless_sum_is_refused_without_walking_to_the_end_of_time() -> None:
+    calendar = Calendar.default()
+    calls: tuple[Callable[[], datetime], ...] = (
+        lambda: calendar.add_working_time(OPENS, timedelta.max),
+        lambda: calendar.subtract_working_time(OPENS, timedelta.max),
+        lambda: calendar.add_working_days(OPENS, 10**9),
+    )
+    for call in calls:
+        with pytest.raises(NoWorkingTime):
+            call()
+        assert len(calendar._timeline._blocks) == 1
+
+
 def test_closing_at_midnight_is_its_own_on_every_date() -> None:
     """Ten years of them, whatever borders the library has inside."""
     calendar = Calendar.from_config({"week": {day: [["20:00", "24:00"]] for day in "0246"}})
@@ -182,7 +205,10 @@ def test_concurrent_readers_get_the_same_results() -> None:
         assert [run.result() for run in runs] == [expected] * 8
 
 
-@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer slows Python code alone, not what it is compared with")
+@pytest.mark.skipif(
+    sys.gettrace() is not None or sys.getprofile() is not None,
+    reason="a tracer slows Python code alone, and not the C code that it is compared with",
+)
 def test_addition_costs_at_most_ten_zone_conversions() -> None:
     calendar, zone = Calendar.from_config({"tz": "Europe/Moscow"}), ZoneInfo("Europe/Moscow")
     for duration in (4 * HOUR, 1000 * HOUR):

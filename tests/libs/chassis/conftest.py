@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+import structlog
 from sqlalchemy import MetaData, create_mock_engine
 
 from chassis.audit import audit_table
@@ -51,28 +52,57 @@ def _tables() -> str:
     return ";\n".join(statements)
 
 
-@pytest.fixture(scope="session")
-def chassis_template(databases: DatabaseTemplates) -> str:
-    """Name of a database with chassis's tables and one table to work on, `crm.thing`."""
+@pytest.fixture(autouse=True)
+def _plain_logs() -> Iterator[None]:
+    """Log lines without coloured tracebacks, which take longer than the tests; and as they were, afterwards."""
+    before = structlog.get_config()
+    renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[structlog.contextvars.merge_contextvars, renderer])
+    yield
+    structlog.configure(**before)
 
-    async def build() -> str:
+
+@pytest.fixture(scope="session")
+def chassis_database(databases: DatabaseTemplates) -> TestDatabase:
+    """The worker's database with chassis's tables and one table to work on, `crm.thing`."""
+
+    async def build() -> TestDatabase:
         database = await databases.empty("crm")
         owner = await asyncpg.connect(database.owner_url)
         await owner.execute(_tables() + ";" + _THING)
         await owner.close()
-        return database.name
+        return database
 
     return asyncio.run(build())
 
 
 @pytest.fixture
-async def scratch(databases: DatabaseTemplates, chassis_template: str) -> AsyncIterator[TestDatabase]:
-    """A fresh copy of that database."""
-    name = f"test_{uuid4().hex[:12]}"
-    await databases._admin(f'create database "{name}" template "{chassis_template}" strategy file_copy')
-    database = TestDatabase(name, "crm", databases.server)
-    yield database
-    await databases.drop(database)
+async def scratch(chassis_database: TestDatabase, eventually: Callable) -> TestDatabase:
+    """That database, emptied, and without the connections of the test before."""
+    admin = await asyncpg.connect(chassis_database.admin_url)
+    others = "from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+
+    async def alone() -> bool:
+        return not await admin.fetchval(f"select count(pg_terminate_backend(pid)) {others}")
+
+    await eventually(alone)
+    await admin.execute("truncate crm.thing, crm.outbox, crm.audit_log, crm.job_poison restart identity")
+    await admin.close()
+    return chassis_database
+
+
+@pytest.fixture
+async def alter(admin: "asyncpg.Connection[asyncpg.Record]") -> AsyncIterator[Callable[[str, str], Awaitable[None]]]:
+    """Changes the schema for one test: `await alter(statement, what undoes it)`."""
+    undo: list[str] = []
+
+    async def apply(statement: str, undoing: str) -> None:
+        undo.append(undoing)
+        await admin.execute(statement)
+
+    yield apply
+    for statement in reversed(undo):
+        await admin.execute(statement)
 
 
 @pytest.fixture

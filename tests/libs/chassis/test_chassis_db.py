@@ -130,14 +130,15 @@ async def test_cancelling_the_driver_in_a_set_based_statement_rolls_back(
     await system.ping()
 
 
-async def test_a_failed_commit_raises_and_leaves_nothing(system: Database, admin: Connection):
-    await admin.execute(
+async def test_a_failed_commit_raises_and_leaves_nothing(system: Database, admin: Connection, alter: Callable):
+    await alter(
         """
         create function crm.refuse() returns trigger language plpgsql as
           $$ begin raise exception 'not today' using errcode = 'check_violation'; end $$;
         create constraint trigger refuse after insert on crm.thing deferrable initially deferred
           for each row execute function crm.refuse();
-        """
+        """,
+        "drop function crm.refuse cascade",
     )
     seen: list[str] = []
 

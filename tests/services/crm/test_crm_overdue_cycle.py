@@ -339,7 +339,7 @@ async def test_next_batch_goes_on_behind_the_last_row_of_the_one_before(world: W
 
 async def test_stop_ends_the_cycle_between_batches(world: World) -> None:
     await world.due_steps(6)
-    driver = world.job(batch_size=2).drivers[0]
+    driver = driver_of(world.job(batch_size=2))
     stop = Stop()
     stop.request()
     assert (await driver.run_once(stop)).counts["processed"] == 0
@@ -364,8 +364,7 @@ async def test_repeated_cycle_is_a_no_op(world: World) -> None:
 @pytest.mark.req("TLO-15")
 async def test_run_that_is_repeated_under_its_own_id_is_known_by_no_key(world: World) -> None:
     await world.due_steps(1)
-    job = world.job()
-    driver = job.drivers[0]
+    driver = driver_of(world.job())
     run = Run(uuid4(), world.now, Stop(), lambda: None)
     assert (await driver.job.run(run)).counts["processed"] == 1
     assert (await driver.job.run(run)).counts["processed"] == 0
@@ -408,7 +407,7 @@ async def test_worker_never_closes_a_step(world: World) -> None:
 
 @pytest.mark.req("TLO-01", "TLO-58d")
 async def test_worker_is_named_timeline_overdue_and_runs_every_five_minutes(world: World) -> None:
-    driver = world.crm("jobs").drivers[0]
+    driver = driver_of(world.crm("jobs"))
     assert (driver.job.name, TimelineOverdue.name) == ("timeline-overdue", "timeline-overdue")
     assert driver.job.schedule == timedelta(minutes=5)
 

@@ -49,7 +49,7 @@ async def heal(world: World, *steps: UUID) -> None:
 # Infrastructure: the batch rolls back whole and the next cycle repeats it.
 
 
-@pytest.mark.req("TLO-53", "TLO-58a", "TLO-58b", "TLO-58c")
+@pytest.mark.req("TLO-53", "TLO-58")
 @pytest.mark.parametrize("table", ["outbox", "audit_log"])
 async def test_failed_batch_rolls_back_whole_and_the_next_cycle_repeats_it(world: World, table: str) -> None:
     steps = await world.due_steps(5)
@@ -62,6 +62,7 @@ async def test_failed_batch_rolls_back_whole_and_the_next_cycle_repeats_it(world
         assert await world.free_steps() == set(steps)
     samples = await scrape(job)
     assert (samples["crm_timeline_overdue_errors_total"], samples["crm_timeline_overdue_run_total"]) == (1, 1)
+    assert driver_of(job).job.schedule == timedelta(minutes=5)
     world.clock.advance(timedelta(minutes=5))
     assert (await world.cycle(job))["processed"] == 5
     assert await world.steps_in("Overdue") == set(steps)
@@ -81,7 +82,7 @@ async def test_batches_before_the_failed_one_stay(world: World) -> None:
     assert [UUID(row["payload"]["TimelineEventId"]) for row in await world.outbox()] == steps
 
 
-@pytest.mark.req("TLO-58")
+@pytest.mark.req("TLO-58a", "TLO-58b", "TLO-58c")
 async def test_connection_lost_in_the_middle_of_a_batch_undoes_it(world: World, eventually) -> None:
     steps = await world.due_steps(3)
     before = await world.everything()
@@ -100,7 +101,7 @@ async def test_connection_lost_in_the_middle_of_a_batch_undoes_it(world: World, 
     assert len(await world.outbox()) == 3
 
 
-@pytest.mark.req("TLO-58")
+@pytest.mark.req("TLO-58a", "TLO-58c")
 async def test_worker_repeats_on_its_next_tick_what_failed_on_this_one(world: World, eventually) -> None:
     steps = await world.due_steps(3)
     crm = world.crm("jobs", job_timeline_overdue_interval=0.05)

@@ -220,6 +220,12 @@ def is_infrastructure(error: BaseException) -> bool:
     return isinstance(error, INFRASTRUCTURE_ERRORS)
 
 
+def is_bad_value(error: BaseException) -> bool:
+    """Tell whether the database refused a value as such: NUL in a text, NaN in JSON, a number out of range."""
+    cause = error.orig.__cause__ if isinstance(error, DBAPIError) and error.orig is not None else error
+    return isinstance(cause, asyncpg.DataError) and not isinstance(cause, asyncpg.DivisionByZeroError)
+
+
 def safe_address(url: str) -> str:
     """Return `host:port/database` of a database address, for logs and messages: no user, no password."""
     parts = urlsplit(url)

@@ -123,7 +123,7 @@ class Producer:
         except (KafkaError, OSError, TimeoutError) as error:
             if client is not None:
                 await self._discard(client)
-            raise self._unavailable(error) from error
+            raise _unavailable(self._address, error) from error
 
     async def close(self) -> None:
         """Close the connection; safe to call twice."""
@@ -148,14 +148,11 @@ class Producer:
                     await client.start()
                 self._client = client
             except (KafkaError, OSError, TimeoutError) as error:
-                raise self._unavailable(error) from error
+                raise _unavailable(self._address, error) from error
             finally:
                 if self._client is None:
                     await _end(client)
             return client
-
-    def _unavailable(self, error: Exception) -> BrokerUnavailable:
-        return BrokerUnavailable(f"{self._address.bootstrap}: {type(error).__name__} {error}".rstrip())
 
     async def _discard(self, client: AIOKafkaProducer) -> None:
         if self._client is client:
@@ -225,6 +222,10 @@ def _append(batch: BatchBuilder, record: Record) -> bool:
     return appended is not None
 
 
+def _unavailable(address: KafkaAddress, error: BaseException) -> BrokerUnavailable:
+    return BrokerUnavailable(f"{address.bootstrap}: {type(error).__name__} {error}".rstrip())
+
+
 async def read_topics(address: KafkaAddress) -> dict[str, int]:
     """Return the partition count of every topic that the broker has.
 
@@ -254,15 +255,19 @@ async def create_topics(address: KafkaAddress, specs: Sequence[TopicSpec]) -> li
         BrokerUnavailable: no broker answers, or it refuses a topic.
     """
     existing = await read_topics(address)
-    missing = [spec for spec in specs if spec.name not in existing]
+    created: list[str] = []
     async with _Admin(address) as admin:
-        for spec in missing:
+        for spec in specs:
+            if spec.name in existing:
+                continue
             topic = NewTopic(spec.name, spec.partitions, spec.replicas, topic_configs=dict(spec.config))
             response = await admin.create_topics([topic])
             for name, code, *reason in response.topic_errors:
-                if code not in (0, TopicAlreadyExistsError.errno):
+                if code == 0:
+                    created.append(name)
+                elif code != TopicAlreadyExistsError.errno:
                     raise BrokerUnavailable(f"topic {name} was refused: error {code} {reason}")
-    return [spec.name for spec in missing]
+    return created
 
 
 class _Admin:
@@ -277,8 +282,10 @@ class _Admin:
             await self._client.start()
         except (KafkaError, OSError) as error:
             await self._client.close()
-            raise BrokerUnavailable(f"{self._address.bootstrap}: {error}") from error
+            raise _unavailable(self._address, error) from error
         return self._client
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         await self._client.close()
+        if isinstance(error, KafkaError):
+            raise _unavailable(self._address, error) from error

@@ -128,16 +128,29 @@ class Background:
 
     async def _supervise(self, loop: Loop) -> None:
         delay = FIRST_RESTART_DELAY
-        while not self._stop.requested:
+        while True:
             started = time.monotonic()
             try:
                 await loop.run(self._stop)
+                if self._stop.requested:
+                    return
+                log.error("loop ended by itself", loop=loop.name)
+            except asyncio.CancelledError:
+                if _is_being_cancelled():
+                    raise
+                log.exception("loop cancelled from within", loop=loop.name)
             except Exception:
-                log.exception("loop failed", loop=loop.name, restart_in=delay)
-                self._restarts.labels(loop.name).inc()
-                if time.monotonic() - started > HEALTHY_AFTER:
-                    delay = FIRST_RESTART_DELAY
-                await self._stop.wait(delay)
-                delay = min(delay * 2, LONGEST_RESTART_DELAY)
-            else:
+                log.exception("loop failed", loop=loop.name)
+            if time.monotonic() - started > HEALTHY_AFTER:
+                delay = FIRST_RESTART_DELAY
+            self._restarts.labels(loop.name).inc()
+            log.warning("loop restarts", loop=loop.name, delay=delay)
+            if await self._stop.wait(delay):
                 return
+            delay = min(delay * 2, LONGEST_RESTART_DELAY)
+
+
+def _is_being_cancelled() -> bool:
+    """Tell a cancellation of this task from a CancelledError that something inside it let out."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -11,20 +11,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-import asyncpg
 import orjson
 import structlog
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chassis.db import Database, is_infrastructure
+from chassis.db import DATABASE_ERRORS, Database, is_bad_value, is_infrastructure
 from chassis.identity import Forbidden, Principal, TokenVerifier, Unauthenticated
 from chassis.ids import new_id
 from chassis.problems import Problem
@@ -32,6 +29,10 @@ from chassis.runtime import Background
 
 MAX_BODY_BYTES: Final = 1024 * 1024
 CORRELATION_HEADER: Final = "x-request-id"
+MOST_ERRORS: Final = 50
+"""How many places of an invalid request are named: one of a megabyte can be wrong in a hundred thousand."""
+
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _ACCEPTABLE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 log = structlog.get_logger(__name__)
 
@@ -105,7 +106,7 @@ def create_app(
 
 
 class RequestEnvelope:
-    """Correlation id, body limit, duration: around every request (plain ASGI)."""
+    """Correlation id, body limit, duration, answer to what nobody expected: around every request (plain ASGI)."""
 
     def __init__(self, app: ASGIApp, seconds: Histogram) -> None:
         self._app = app
@@ -120,7 +121,7 @@ class RequestEnvelope:
         correlation_id = given if _ACCEPTABLE_ID.fullmatch(given) else str(new_id())
         scope.setdefault("state", {})["correlation_id"] = correlation_id
         started = time.perf_counter()
-        status = 500
+        status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -132,9 +133,14 @@ class RequestEnvelope:
         with structlog.contextvars.bound_contextvars(correlation_id=correlation_id):
             try:
                 await self._app(scope, _limited(receive, headers), send_with_id)
+            except Exception as error:
+                if status:
+                    raise
+                await _unexpected(Request(scope), error)(scope, receive, send_with_id)
             finally:
                 route = getattr(scope.get("route"), "path", "unmatched")
-                self._seconds.labels(scope["method"], route, str(status)).observe(time.perf_counter() - started)
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                self._seconds.labels(method, route, str(status)).observe(time.perf_counter() - started)
 
 
 def _limited(receive: Receive, headers: Mapping[bytes, bytes]) -> Receive:
@@ -201,9 +207,8 @@ def _install_error_handlers(app: FastAPI, errors: Mapping[type[Exception], Error
     app.add_exception_handler(Unauthenticated, _unauthenticated)
     app.add_exception_handler(Forbidden, _forbidden)
     app.add_exception_handler(BodyTooLarge, _too_large)
-    for unavailable in (DBAPIError, PoolTimeout, asyncpg.PostgresError, OSError):
-        app.add_exception_handler(unavailable, _database_error)
-    app.add_exception_handler(Exception, _unexpected)
+    for trouble in DATABASE_ERRORS:
+        app.add_exception_handler(trouble, _database_error)
 
 
 def _domain_handler(answer: ErrorAnswer) -> Callable[[Request, Exception], Response]:
@@ -218,7 +223,8 @@ def _invalid(_: Request, error: Exception) -> Response:
     if any(problem["type"] == "json_invalid" for problem in problems):
         return Problem(400, "malformed_json", "the request body is not JSON")
     entries = [
-        {"location": ".".join(str(part) for part in problem["loc"]), "message": problem["msg"]} for problem in problems
+        {"location": ".".join(str(part) for part in problem["loc"]), "message": problem["msg"]}
+        for problem in problems[:MOST_ERRORS]
     ]
     return Problem(422, "validation_error", "the request is not valid", errors=entries)
 
@@ -251,9 +257,12 @@ def _too_large(_: Request, __: Exception) -> Response:
 
 
 def _database_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, PoolTimeout) or is_infrastructure(error):
+    if is_infrastructure(error):
         log.error("database unavailable", error=str(error)[:300])
         return Problem(503, "unavailable", "the service can't reach its database", headers={"retry-after": "5"})
+    if is_bad_value(error):
+        log.error("value not storable", error=str(error)[:300])
+        return Problem(422, "value_not_storable", "the request holds a value that can't be stored; nothing was changed")
     return _unexpected(request, error)
 
 

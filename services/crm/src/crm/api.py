@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from chassis.clock import Clock
@@ -64,7 +64,14 @@ def _storable(value: Any, depth: int = 0) -> Any:
     return value
 
 
-Instant = Annotated[AwareDatetime, Field(ge=EARLIEST, lt=LATEST)]
+def _written_out(value: Any) -> Any:
+    """Refuse a count of seconds or milliseconds: which of them it is would be a guess."""
+    if not isinstance(value, str) or "-" not in value[1:]:
+        raise ValueError("an instant is text with date, time and offset")
+    return value
+
+
+Instant = Annotated[AwareDatetime, Field(ge=EARLIEST, lt=LATEST), BeforeValidator(_written_out)]
 
 
 class _Body(BaseModel):
