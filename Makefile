@@ -48,8 +48,7 @@ lint: setup ## formatting, lint, import contracts
 	@$(BIN)/lint-imports
 
 types: setup ## strict types
-	@$(BIN)/mypy libs/bizcal/src libs/chassis/src libs/devstack/src
-	@$(BIN)/mypy services/crm/src
+	@$(BIN)/mypy libs/*/src services/*/src
 
 contracts: setup ## the AsyncAPI files judged by the foreign parser (needs npm; says so where there is none)
 	@$(BIN)/python -m devstack judge-contracts

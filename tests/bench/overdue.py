@@ -56,7 +56,8 @@ SEED_STEPS = """
 insert into crm.deal_timeline_event (id, deal_id, tenant_id, type, status, occurred_at, due_at, payload, created_at,
                                      updated_at)
 select gen_random_uuid(), d.id, d.tenant_id, 'DocumentRequested', 'InProgress', $1,
-       $1::timestamptz + make_interval(secs => $2 + n * $3), jsonb_build_object('document', 'passport', 'note', 'page ' || n), $1,
+       $1::timestamptz + make_interval(secs => $2 + n * $3),
+       jsonb_build_object('document', 'passport', 'note', 'page ' || n), $1,
        $1
 from (select id, tenant_id, row_number() over () as r from crm.deal limit 1000) d
 cross join generate_series(1, $4) n

@@ -254,7 +254,7 @@ class TestFetch:
         assert [path.name for path in (tmp_path / "cache").iterdir()] == [f".kafka-{KAFKA_VERSION}.lock"]
 
     def test_disk_full(self, fake_mvn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(apache_kafka, "_FETCH_MB", 2**50)
+        monkeypatch.setattr(apache_kafka.jars, "_FETCH_MB", 2**50)
         with pytest.raises(KafkaUnavailable, match=r"^Apache Kafka: not run: disk full: \d+ MB free for "):
             fetch(tmp_path / "cache")
 
@@ -355,7 +355,7 @@ class TestStartFails:
             assert alive(kafka.pid)
 
     def test_too_little_disk(self, lib_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(apache_kafka, "_RUN_MB", 2**50)
+        monkeypatch.setattr(apache_kafka.server, "_RUN_MB", 2**50)
         with pytest.raises(KafkaUnavailable, match=r"^Apache Kafka: not run: disk full: \d+ MB free for "):
             ApacheKafka.start(tmp_path / "run", lib_dir=lib_dir)
 

@@ -131,6 +131,17 @@ async def test_moved_step_has_a_new_status_and_update_instant_and_nothing_else(w
     assert sorted(row["payload"]["TimelineEventId"] for row in outbox) == sorted(map(str, steps))
 
 
+@pytest.mark.req("TLO-37", "TLO-40")
+async def test_job_needs_to_update_status_and_update_instant_and_no_other_column(world: World) -> None:
+    (step,) = await world.due_steps(1)
+    await world.admin.execute("revoke update (completed_at) on crm.deal_timeline_event from crm_system")
+    try:
+        assert (await world.run_job())["processed"] == 1
+    finally:
+        await world.admin.execute("grant update (completed_at) on crm.deal_timeline_event to crm_system")
+    assert await world.steps_in("Overdue") == {step}
+
+
 @pytest.mark.req("TLO-38")
 async def test_content_is_the_same_byte_for_byte(world: World) -> None:
     query = f"select array_agg(row({', '.join(CONTENT)})::text order by id) from crm.deal_timeline_event"

@@ -6,16 +6,19 @@ nothing.
 
 import argparse
 import asyncio
+import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+import asyncpg
 import structlog
 import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 from sqlalchemy.exc import SQLAlchemyError
 
 from chassis import migrations
@@ -23,7 +26,7 @@ from chassis.db import safe_address
 from chassis.jobs import JobDriver
 from chassis.messaging import BrokerUnavailable
 from chassis.relay import Relay
-from chassis.settings import ServiceSettings, SettingsInvalid, explain_invalid
+from chassis.settings import ServiceSettings, SettingsInvalid, explain_invalid, explain_unreadable
 from chassis.telemetry import configure_logging
 
 ROLES = ("api", "consumers", "relay", "jobs")
@@ -74,6 +77,8 @@ class ServiceCommand(Generic[SettingsT]):
             settings = self.settings()
         except ValidationError as error:
             return self._refuse(str(explain_invalid(error)))
+        except SettingsError as error:
+            return self._refuse(str(explain_unreadable(error)))
         except SettingsInvalid as error:
             return self._refuse(str(error))
         configure_logging(settings.log_level, self.name)
@@ -81,8 +86,9 @@ class ServiceCommand(Generic[SettingsT]):
             return int(options.verb(settings, options))
         except BrokerUnavailable as error:
             return self._refuse(f"Kafka is not available: {error}", status=1)
-        except (SQLAlchemyError, OSError) as error:
-            where = safe_address(settings.database_url)
+        except (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            migrating = options.verb == self._migrate
+            where = safe_address(settings.migrate_database_url if migrating else settings.database_url)
             return self._refuse(f"database {where}: {str(error).splitlines()[0][:300]}", status=1)
 
     def _parser(self) -> argparse.ArgumentParser:
@@ -119,6 +125,8 @@ class ServiceCommand(Generic[SettingsT]):
             server_header=False,
             lifespan="on",
         )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _leave)
         structlog.get_logger(self.name).info("serving", port=listener.getsockname()[1], roles=sorted(roles))
         with listener:
             uvicorn.Server(config).run(sockets=[listener])
@@ -161,3 +169,8 @@ class ServiceCommand(Generic[SettingsT]):
         for line in reason.splitlines():
             print(f"{self.name}: {line}", file=sys.stderr)
         return status
+
+
+def _leave(_: int, __: object) -> None:
+    """End the process in good order; uvicorn raises the signal that stopped it once more when all is done."""
+    sys.exit(0)

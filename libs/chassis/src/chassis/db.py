@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import asyncpg
@@ -228,5 +227,5 @@ def is_bad_value(error: BaseException) -> bool:
 
 def safe_address(url: str) -> str:
     """Return `host:port/database` of a database address, for logs and messages: no user, no password."""
-    parts = urlsplit(url)
-    return f"{parts.hostname or 'local socket'}:{parts.port or 5432}{parts.path}"
+    parts = make_url(url)
+    return f"{parts.host or 'local socket'}:{parts.port or 5432}/{parts.database or ''}"

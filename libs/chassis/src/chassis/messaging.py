@@ -223,7 +223,7 @@ def _append(batch: BatchBuilder, record: Record) -> bool:
 
 
 def _unavailable(address: KafkaAddress, error: BaseException) -> BrokerUnavailable:
-    return BrokerUnavailable(f"{address.bootstrap}: {type(error).__name__} {error}".rstrip())
+    return BrokerUnavailable(f"{address.bootstrap}: {str(error) or type(error).__name__}")
 
 
 async def read_topics(address: KafkaAddress) -> dict[str, int]:

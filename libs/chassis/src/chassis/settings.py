@@ -4,12 +4,19 @@ A missing or impossible value stops the process before it opens anything, with o
 """
 
 import os
-from typing import Any, Literal
+import re
+from typing import Any, Final, Literal, cast
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from chassis.messaging import KafkaAddress
+
+_BROKER: Final = r"(\[[0-9A-Fa-f:]+\]|[^\s,:]+):\d{1,5}"
 
 
 class SettingsInvalid(Exception):
@@ -30,6 +37,17 @@ class JwtIssuer(BaseModel):
     audience: str
     algorithms: list[Literal["RS256", "ES256", "Ed25519"]] = Field(min_length=1)
     jwks: dict[str, Any]
+
+    @field_validator("jwks")
+    @classmethod
+    def _holds_public_keys(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            keys = KeySet.import_key_set(cast("Any", value)).keys
+        except (JoseError, LookupError, TypeError, ValueError, AttributeError):
+            raise ValueError("not a JWKS document") from None
+        if not keys or any(key.is_private for key in keys):
+            raise ValueError("must hold public keys, and no other")
+        return value
 
 
 class ServiceSettings(BaseSettings):
@@ -55,7 +73,7 @@ class ServiceSettings(BaseSettings):
     database_url: str = Field(pattern=r"^postgresql://")
     api_database_url: str = Field(pattern=r"^postgresql://")
     migrate_database_url: str = Field(pattern=r"^postgresql://")
-    kafka_bootstrap: str = Field(min_length=3)
+    kafka_bootstrap: str = Field(pattern=f"^{_BROKER}(,{_BROKER})*$")
     kafka_security: Literal["plaintext", "ssl"] = "ssl"
     jwt_issuers: list[JwtIssuer] = []
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -63,6 +81,17 @@ class ServiceSettings(BaseSettings):
     http_port: int = Field(default=8100, ge=0, le=65535)
     relay_interval: float = Field(default=1.0, gt=0, le=60)
     relay_workers: int = Field(default=2, ge=1, le=64)
+
+    @field_validator("database_url", "api_database_url", "migrate_database_url")
+    @classmethod
+    def _is_a_database_address(cls, value: str) -> str:
+        try:
+            host = make_url(value).host or ""
+        except (ArgumentError, ValueError):
+            raise ValueError("not of the form postgresql://role:password@host:port/name") from None
+        if "@" in host:
+            raise ValueError("an @ in a password is written %40")
+        return value
 
     @model_validator(mode="after")
     def _plaintext_is_for_development(self) -> "ServiceSettings":
@@ -83,3 +112,9 @@ def explain_invalid(error: ValidationError) -> SettingsInvalid:
         name = "PIN_" + "_".join(str(part) for part in problem["loc"]).upper() if problem["loc"] else "settings"
         lines.append(f"{name}: {problem['msg']}")
     return SettingsInvalid("\n".join(lines))
+
+
+def explain_unreadable(error: SettingsError) -> SettingsInvalid:
+    """Turn the report of a value that should be JSON into a line that names the variable."""
+    field = re.search(r'field "(\w+)"', str(error))
+    return SettingsInvalid(f"PIN_{field[1].upper()}: not readable as JSON" if field else str(error))
