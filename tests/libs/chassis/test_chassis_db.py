@@ -285,6 +285,15 @@ async def test_what_the_data_did_is_not_infrastructure(system: Database, stateme
     assert not is_infrastructure(caught.value)
 
 
+async def test_an_error_does_not_repeat_the_values_of_its_statement(system: Database):
+    with pytest.raises(DBAPIError) as caught:
+        async with system.write() as session:
+            await session.execute(
+                text("select cast(:secret as integer) / 0 where :other > ''"), {"secret": 7, "other": "hunter2"}
+            )
+    assert "hunter2" not in str(caught.value)
+
+
 # --- COPY
 
 

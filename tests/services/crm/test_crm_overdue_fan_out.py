@@ -18,7 +18,7 @@ import orjson
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import Message as RawMessage
-from crm_world import OTHER_TENANT, World, driver_of
+from crm_world import World, driver_of, token
 
 from chassis.jobs import Run
 from chassis.relay import Relay
@@ -30,6 +30,9 @@ from crm.domain import OverdueLimits
 
 pytestmark = pytest.mark.messaging
 
+TENANT, OTHER_TENANT = uuid4(), uuid4()
+OURS: Final = {str(TENANT), str(OTHER_TENANT)}
+"""The broker may hold what other tests have sent; the readers look at these tenants only."""
 TOPIC: Final = "pin.crm.timeline-overdue.v1"
 CARD: Final = {
     "DocumentRequested": "Шаг просрочен: документ не получен",
@@ -81,6 +84,8 @@ class Reader:
 
     def _take(self, message: RawMessage) -> None:
         headers = {name: value.decode() for name, value in message.headers() or []}
+        if headers.get("ce_tenantid") not in OURS:
+            return
         assert (message.key() or b"").decode() == headers["ce_subject"]
         self.received.append({"headers": headers, "payload": orjson.loads(message.value() or b"")})
         if headers["ce_type"] != TOPIC or headers["ce_id"] in self.handled:
@@ -145,14 +150,14 @@ async def test_icon_comes_with_the_commit_and_card_and_push_when_the_readers_hav
     connected: World, messenger: Messenger, notifications: Notifications
 ) -> None:
     world = connected
-    deals = [await world.deal(), await world.deal(OTHER_TENANT)]
+    deals = [await world.deal(TENANT), await world.deal(OTHER_TENANT)]
     for deal in deals:
         for kind in CARD:
             await world.step(deal, due=world.ago(hours=1), kind=kind)
     first = str(deals[0])
     notifications.participants = {first: ["buyer", "manager"]}
     crm = world.crm("api", "jobs", "relay")
-    client = world.client(crm)
+    client = world.client(crm, token(TENANT))
 
     assert (await driver_of(crm).run_once()).counts["processed"] == 10
     assert await icons(client, deals[0]) == ["просрочено"] * 5, "right after the commit"
@@ -180,7 +185,7 @@ async def test_readers_find_the_payload_and_the_envelope_of_the_contract(
     connected: World, messenger: Messenger
 ) -> None:
     world = connected
-    deal = await world.deal(title="Квартира Иванова")
+    deal = await world.deal(TENANT, title="Квартира Иванова")
     step = await world.step(deal, due=world.ago(hours=1), payload={"fullName": "Иванов"})
     crm = world.crm("jobs", "relay")
     await driver_of(crm).run_once()
@@ -196,7 +201,7 @@ async def test_readers_find_the_payload_and_the_envelope_of_the_contract(
         == {
             "DealId": str(deal),
             "TimelineEventId": str(step),
-            "TenantId": str(row["tenant_id"]),
+            "TenantId": str(TENANT),
             "Type": "DocumentRequested",
             "DueAt": "2026-11-30T08:00:00Z",
             "OverdueAt": "2026-11-30T09:00:00Z",
@@ -222,7 +227,7 @@ async def mark_and_publish(crm: Crm) -> None:
 @pytest.mark.req("TLO-47", "TLO-61a")
 async def test_nothing_is_published_before_the_batch_has_committed(connected: World, messenger: Messenger) -> None:
     """An event of the same deal, so of the same partition, is sent and read while the batch is open."""
-    deal = await connected.deal()
+    deal = await connected.deal(TENANT)
     await connected.step(deal, due=connected.ago(hours=2), kind="PaymentRequested")
     crm = connected.crm("jobs", "relay")
     chat = messenger.chats[str(deal)]
@@ -239,7 +244,7 @@ async def test_nothing_is_published_before_the_batch_has_committed(connected: Wo
 
 @pytest.mark.req("TLO-53", "TLO-61a")
 async def test_batch_that_rolls_back_publishes_nothing(connected: World, messenger: Messenger) -> None:
-    deal = await connected.deal()
+    deal = await connected.deal(TENANT)
     step = await connected.step(deal, due=connected.ago(hours=2), kind="PaymentRequested")
     crm = connected.crm("jobs", "relay")
     chat = messenger.chats[str(deal)]
@@ -258,7 +263,7 @@ async def test_batch_that_rolls_back_publishes_nothing(connected: World, messeng
 @pytest.mark.req("TLO-61a", "TLO-61d")
 async def test_running_service_publishes_by_itself(connected: World, messenger: Messenger) -> None:
     world = connected
-    deal = await world.deal()
+    deal = await world.deal(TENANT)
     crm = world.crm("jobs", "relay", job_timeline_overdue_interval=0.05, relay_interval=60)
     async with crm.app.router.lifespan_context(crm.app):
         await world.step(deal, due=world.ago(hours=1))
@@ -271,7 +276,7 @@ async def test_readers_see_one_card_though_the_relay_sent_the_event_twice(
     connected: World, messenger: Messenger
 ) -> None:
     """A crash between the broker's acknowledgement and our commit repeats the record under its own id."""
-    deal = await connected.deal()
+    deal = await connected.deal(TENANT)
     await connected.step(deal, due=connected.ago(hours=1), kind="PaymentRequested")
     crm = connected.crm("jobs", "relay")
     await driver_of(crm).run_once()

@@ -91,10 +91,16 @@ class Contract:
                     yield self._message(channel, self.resolve(reference))
             except KeyError as error:
                 raise ContractInvalid(f"{self.path.name}: channel {name}: a message lacks {error}") from error
+            except (TypeError, AttributeError, RecursionError) as error:
+                raise ContractInvalid(f"{self.path.name}: channel {name}: a message is malformed: {error}") from error
 
     def resolve(self, node: Any) -> Any:
         """Follow a `$ref` within the document (or return the node itself)."""
+        passed: set[str] = set()
         while isinstance(node, dict) and "$ref" in node:
+            if node["$ref"] in passed:
+                raise ContractInvalid(f"{self.path.name}: {node['$ref']} leads to itself")
+            passed.add(node["$ref"])
             target: Any = self.document
             for part in node["$ref"].removeprefix("#/").split("/"):
                 try:
@@ -134,9 +140,15 @@ class Contract:
                 config["cleanup.policy"] = ",".join(policy)
             if replicas is not None:
                 config.pop("min.insync.replicas", None)
-            return TopicSpec(channel["address"], binding["partitions"], replicas or binding["replicas"], config)
+            return TopicSpec(
+                str(channel["address"]), int(binding["partitions"]), replicas or int(binding["replicas"]), config
+            )
         except KeyError as error:
             raise ContractInvalid(f"{self.path.name}: channel {name} lacks {error}") from error
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ContractInvalid(
+                f"{self.path.name}: channel {name}: its Kafka binding is malformed: {error}"
+            ) from error
 
     def _merged(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Return an object schema with the parts of its `allOf` written into one."""

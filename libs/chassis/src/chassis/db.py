@@ -108,6 +108,7 @@ class Database:
             max_overflow=pool_size,
             pool_pre_ping=True,
             pool_timeout=10,
+            hide_parameters=True,
             connect_args=connect_args,
         )
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)

@@ -7,7 +7,7 @@ the keys that could carry them, whatever a call site passes.
 import logging
 import logging.config
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
 import orjson
@@ -29,11 +29,43 @@ SENSITIVE: Final = frozenset(
 )  # fmt: skip
 
 
+DEEPEST: Final = 6
+"""Levels of nested values that a log line shows."""
+
+
 def redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Blank the values of sensitive keys of a log event (structlog processor)."""
-    for key in event.keys() & SENSITIVE:
-        event[key] = REDACTED
+    """Blank the values of sensitive keys of a log event, at any depth (structlog processor)."""
+    for key, value in event.items():
+        if key.lower() in SENSITIVE:
+            event[key] = REDACTED
+        elif key != "exc_info" and not key.startswith("_"):
+            event[key] = _blanked(value, DEEPEST)
     return event
+
+
+def _blanked(value: Any, depth: int) -> Any:
+    if not isinstance(value, (Mapping, list, tuple)):
+        return value
+    if depth == 0:
+        return "..."
+    if isinstance(value, Mapping):
+        return {
+            key: REDACTED if str(key).lower() in SENSITIVE else _blanked(inner, depth - 1)
+            for key, inner in value.items()
+        }
+    return [_blanked(inner, depth - 1) for inner in value]
+
+
+def _serialized(event: Mapping[str, Any], **_: Any) -> str:
+    """Return an event as one line of JSON, whatever is in it: no line is lost to a value that JSON doesn't know."""
+    try:
+        return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:
+        plain = {
+            key: value if isinstance(value, str) and value.isprintable() else repr(value)
+            for key, value in event.items()
+        }
+        return orjson.dumps(plain).decode()
 
 
 def configure_logging(level: str, service: str) -> None:
@@ -55,11 +87,9 @@ def configure_logging(level: str, service: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         add_service,
         redact,
-        structlog.processors.dict_tracebacks,
+        structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
     ]
-    renderer = structlog.processors.JSONRenderer(
-        serializer=lambda event, **_: orjson.dumps(event, default=str).decode()
-    )
+    renderer = structlog.processors.JSONRenderer(serializer=_serialized)
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],

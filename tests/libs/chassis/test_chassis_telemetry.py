@@ -1,0 +1,205 @@
+"""Log lines are JSON, one each, whatever is logged; and what must not be in them is not."""
+
+import asyncio
+import contextvars
+import io
+import logging
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import orjson
+import pytest
+import structlog
+from prometheus_client import Counter, generate_latest
+
+from chassis.telemetry import REDACTED, configure_logging, new_registry
+
+Lines = Callable[[], list[dict[str, Any]]]
+SECRET = "hunter2"
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
+    """Logging as a service configures it; returns the lines written so far, each parsed."""
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    root = logging.getLogger()
+    before = root.handlers[:], root.level, {name: logging.getLogger(name).level for name in ("aiokafka", "alembic")}
+    configure_logging("INFO", "test")
+
+    def written() -> list[dict[str, Any]]:
+        assert err.getvalue() == ""
+        return [orjson.loads(line) for line in out.getvalue().splitlines()]
+
+    yield written
+    root.handlers[:], level, levels = before
+    root.setLevel(level)
+    for name, old in levels.items():
+        logging.getLogger(name).setLevel(old)
+    logging.captureWarnings(capture=False)
+
+
+def test_a_line_says_what_when_where_and_how_bad(lines: Lines):
+    structlog.get_logger("some.module").warning("something happened", number=7, tenant=UUID(int=1))
+    [line] = lines()
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "event": "something happened",
+        "level": "warning",
+        "logger": "some.module",
+        "service": "test",
+        "number": 7,
+        "tenant": str(UUID(int=1)),
+    }
+
+
+def test_lines_below_the_level_are_not_written(lines: Lines):
+    structlog.get_logger("a").debug("quiet")
+    logging.getLogger("b").debug("quiet")
+    assert lines() == []
+
+
+def test_the_standard_librarys_records_are_lines_too(lines: Lines):
+    logging.getLogger("library").error("port %d of %s", 7, "host", extra={"ignored": 1})
+    [line] = lines()
+    assert (line["event"], line["level"], line["logger"], line["service"]) == (
+        "port 7 of host", "error", "library", "test",
+    )  # fmt: skip
+
+
+def test_warnings_are_lines_and_not_text_on_standard_error(lines: Lines):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(capture=True)
+        warnings.warn("this will be removed", DeprecationWarning, stacklevel=1)
+    [line] = lines()
+    assert "this will be removed" in line["event"]
+    assert (line["logger"], line["level"]) == ("py.warnings", "warning")
+
+
+async def test_lines_carry_the_correlation_id_of_their_own_task(lines: Lines):
+    async def request(number: int) -> None:
+        with structlog.contextvars.bound_contextvars(correlation_id=f"req-{number}"):
+            await asyncio.sleep(0)
+            structlog.get_logger("a").info("ours", number=number)
+            logging.getLogger("b").info("theirs")
+
+    await asyncio.gather(*(request(number) for number in range(3)))
+    contextvars.copy_context().run(structlog.get_logger("a").info, "outside")
+    written = lines()
+    assert {(line["event"], line["number"], line["correlation_id"]) for line in written if "number" in line} == {
+        ("ours", number, f"req-{number}") for number in range(3)
+    }
+    assert sorted(line["correlation_id"] for line in written if line["event"] == "theirs") == [
+        "req-0", "req-1", "req-2",
+    ]  # fmt: skip
+    assert "correlation_id" not in written[-1]
+
+
+# --- what stays out
+
+
+@pytest.mark.parametrize("key", ["payload", "Authorization", "PASSWORD", "email", "token", "full_name", "amount"])
+def test_sensitive_values_are_blanked_at_any_depth(lines: Lines, key: str):
+    log = structlog.get_logger("a")
+    log.info("flat", **{key: SECRET, "kept": 1})
+    log.info("deep", request={"kept": 1, "inner": [{key: SECRET}, {"x": ({key: [SECRET]},)}]})
+    log.bind(**{key: SECRET}).info("bound")
+    with structlog.contextvars.bound_contextvars(**{key: SECRET}):
+        logging.getLogger("library").info("in context")
+    written = lines()
+    assert len(written) == 4
+    assert SECRET not in orjson.dumps(written).decode()
+    assert written[0][key] == REDACTED
+    assert written[0]["kept"] == written[1]["request"]["kept"] == 1
+
+
+def test_an_exception_is_told_without_the_values_of_its_variables(lines: Lines):
+    def fail(password: str) -> None:
+        token = password * 2
+        if len(token) < 100:
+            raise ValueError("too short")
+
+    for log in (structlog.get_logger("a"), logging.getLogger("b")):
+        try:
+            fail(SECRET)
+        except ValueError:
+            log.exception("failed")
+    written = lines()
+    assert [line["event"] for line in written] == ["failed", "failed"]
+    text = orjson.dumps(written).decode()
+    assert SECRET not in text
+    assert text.count("ValueError") == 2
+    assert "too short" in text
+    assert '"fail"' in text, "the frames are still there"
+
+
+# --- what must not break a line
+
+
+def test_anything_that_is_logged_is_one_line_of_json(lines: Lines):
+    class Odd:
+        def __repr__(self) -> str:
+            return "odd"
+
+        __str__ = __repr__
+
+    log = structlog.get_logger("a")
+    values = [
+        "two\nlines", "\ud800", "\0", b"\xff", {1: 2}, {("a",): 1}, {1, 2}, 2**70, float("nan"), Odd(), [Odd()],
+        {"deep": {"deeper": {UUID(int=1): Odd()}}}, LookupError("x"), None,
+    ]  # fmt: skip
+    for value in values:
+        log.info("logged", value=value)
+    log.info("\ud800")
+    logging.getLogger("b").info("%s", "\ud800")
+    assert len(lines()) == len(values) + 2
+
+
+def test_a_value_that_contains_itself_is_one_line_of_json(lines: Lines):
+    endless: list[object] = []
+    endless.append(endless)
+    structlog.get_logger("a").info("logged", value=endless)
+    assert len(lines()) == 1
+
+
+def test_wrong_arguments_of_a_library_cost_its_line_and_nothing_more(lines: Lines, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    logging.getLogger("library").info("%d things", "seven")
+    structlog.get_logger("a").info("next")
+    assert lines()[-1]["event"] == "next"
+
+
+# --- figures
+
+
+def test_a_registry_exports_the_process_and_what_is_put_into_it():
+    registry = new_registry()
+    Counter("pin_tests", "Tests.", registry=registry).inc(3)
+    text = generate_latest(registry).decode()
+    assert "pin_tests_total 3.0" in text
+    assert "process_resident_memory_bytes" in text
+    assert "_created" not in text
+
+
+def test_two_registries_are_apart():
+    first, second = new_registry(), new_registry()
+    Counter("pin_tests", "Tests.", registry=first)
+    Counter("pin_tests", "Tests.", registry=second)
+    assert first is not second
+
+
+def test_a_process_that_dies_of_an_exception_says_so_on_standard_error():
+    """Only what the interpreter itself says at the end of a process is not JSON."""
+    script = (
+        "import logging; from chassis.telemetry import configure_logging; configure_logging('INFO', 'test');"
+        "logging.getLogger('a').info('one'); raise SystemExit('the end')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stderr) == (1, "the end\n")
+    assert orjson.loads(done.stdout)["event"] == "one"
