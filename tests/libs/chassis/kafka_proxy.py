@@ -89,7 +89,9 @@ class KafkaProxy:
         port: the proxy's port.
         delay: longest delay of a frame, in seconds, each way.
         judge: decides about each request; bytes are sent to the client in place of the broker's answer.
+        chance: where delays come from.
         requests: how many requests of each API have passed.
+        connections: what is open: the tasks that carry it, each with its two ends.
     """
 
     upstream: int
@@ -98,6 +100,7 @@ class KafkaProxy:
     judge: Callable[[Request], Fate | bytes] = lambda _: Fate.PASS
     chance: random.Random = field(default_factory=lambda: random.Random(20261130))
     requests: dict[int, int] = field(default_factory=dict)
+    connections: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = field(default_factory=dict)
 
     @property
     def bootstrap(self) -> str:
@@ -106,24 +109,42 @@ class KafkaProxy:
 
     async def serve(self, client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
         """Carry one client's connection until either side ends it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.connections[task] = [answers]
         try:
-            broker, requests = await asyncio.open_connection(HOST, self.upstream)
-        except OSError:
-            answers.close()
-            return
+            with contextlib.suppress(OSError):
+                broker, requests = await asyncio.open_connection(HOST, self.upstream)
+                self.connections[task].append(requests)
+                await self._carry(client, requests, broker, answers)
+        finally:
+            for end in self.connections.pop(task):
+                end.close()
+
+    async def close(self) -> None:
+        """End every connection."""
+        for ends in self.connections.values():
+            for end in ends:
+                end.close()
+        if self.connections:
+            await asyncio.wait(self.connections)
+
+    async def _carry(
+        self,
+        client: asyncio.StreamReader,
+        requests: asyncio.StreamWriter,
+        broker: asyncio.StreamReader,
+        answers: asyncio.StreamWriter,
+    ) -> None:
         swallow: set[int] = set()
         pumps = [
             asyncio.ensure_future(self._requests(client, requests, answers, swallow)),
             asyncio.ensure_future(self._answers(broker, answers, swallow)),
         ]
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            requests.close()
-            answers.close()
-            await asyncio.gather(*pumps, return_exceptions=True)
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
 
     async def _requests(
         self,
@@ -175,24 +196,10 @@ async def _frame(stream: asyncio.StreamReader) -> bytes | None:
 async def kafka_proxy(upstream: int) -> AsyncIterator[KafkaProxy]:
     """Run a proxy in front of a broker on loopback for the length of a block."""
     proxy = KafkaProxy(upstream)
-    connections: set[asyncio.Task[None]] = set()
-
-    async def serve(client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        connections.add(task)
-        try:
-            await proxy.serve(client, answers)
-        finally:
-            connections.discard(task)
-
-    server = await asyncio.start_server(serve, HOST, 0)
+    server = await asyncio.start_server(proxy.serve, HOST, 0)
     proxy.port = server.sockets[0].getsockname()[1]
     try:
         yield proxy
     finally:
         server.close()
-        for task in connections:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*connections, return_exceptions=True)
+        await proxy.close()

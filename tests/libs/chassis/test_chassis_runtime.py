@@ -1,6 +1,7 @@
 """Background loops: restarted with growing delays, stopped in good order, and seen when they are dead."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 
@@ -180,6 +181,27 @@ async def test_a_batch_that_outlasts_the_grace_is_cancelled_and_rolled_back_whol
     assert await admin.fetchval("select count(*) from crm.thing") == 0
     assert all(task.done() for task in running._tasks)
     await system.ping()
+
+
+async def test_a_loop_that_does_not_hear_its_cancellation_holds_the_process_up_for_seconds_only(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(runtime, "LAST_SECONDS", 0.05)
+    begun, end = asyncio.Event(), asyncio.Event()
+
+    async def deaf(_: Stop) -> None:
+        begun.set()
+        while not end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await end.wait()
+
+    running = background([Script("deaf", deaf)], grace=0.01)
+    running.start()
+    await begun.wait()
+    async with asyncio.timeout(5):
+        await running.stop()
+    end.set()
+    await asyncio.wait(running._tasks)
 
 
 async def test_stop_cuts_the_pause_before_a_restart_short():

@@ -71,10 +71,12 @@ class Reader:
         deadline = time.monotonic() + seconds
         while not enough():
             assert time.monotonic() < deadline, f"{self.group} has handled {len(self.handled)} events"
-            for message in self._consumer.consume(num_messages=500, timeout=0.2):
+            messages = self._consumer.consume(num_messages=500, timeout=0.2)
+            for message in messages:
                 assert message.error() is None, message.error()
                 self._take(message)
-                self._consumer.commit(message=message, asynchronous=False)
+            if messages:
+                self._consumer.commit(asynchronous=False)
 
     def close(self) -> None:
         self._consumer.close()
@@ -83,7 +85,7 @@ class Reader:
         """Do what this reader does with one event."""
 
     def _take(self, message: RawMessage) -> None:
-        headers = {name: value.decode() for name, value in message.headers() or []}
+        headers = {name: (value or b"").decode(errors="replace") for name, value in message.headers() or []}
         if headers.get("ce_tenantid") not in OURS:
             return
         assert (message.key() or b"").decode() == headers["ce_subject"]

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 FIRST_RESTART_DELAY: Final = 0.5
 LONGEST_RESTART_DELAY: Final = 15.0
 HEALTHY_AFTER: Final = 60.0
+LAST_SECONDS: Final = 5.0
 log = structlog.get_logger(__name__)
 
 
@@ -112,7 +113,7 @@ class Background:
             self._tasks.append(asyncio.create_task(self._supervise(loop), name=loop.name))
 
     async def stop(self) -> None:
-        """Ask every loop to stop, wait up to `grace` seconds, then cancel what is left."""
+        """Ask every loop to stop, wait up to `grace` seconds, then cancel what is left and wait LAST_SECONDS for it."""
         self._stop.request()
         if not self._tasks:
             return
@@ -120,7 +121,8 @@ class Background:
         for task in late:
             log.warning("loop cancelled at stop", loop=task.get_name(), grace=self.grace)
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if late:
+            await asyncio.wait(late, timeout=LAST_SECONDS)
 
     def dead(self) -> dict[str, float]:
         """Return the loops without progress and their silence in seconds."""
