@@ -247,3 +247,35 @@ async def test_row_whose_event_the_database_refuses_is_left_out_alone(world: Wor
         assert "refused by the test" in (await world.poison())[steps[2]]["last_error"]
     assert (await world.run_job())["processed"] == 1
     assert await world.poison() == {}
+
+
+@pytest.mark.req("TLO-58a", "TLO-58c")
+@pytest.mark.parametrize(
+    ("breaks", "mends"),
+    [
+        ("revoke insert on crm.outbox from crm_system", "grant insert on crm.outbox to crm_system"),
+        ("alter table crm.audit_log rename to gone", "alter table crm.gone rename to audit_log"),
+    ],
+    ids=["a missing grant", "a missing table"],
+)
+async def test_what_fails_every_row_blames_none_and_rolls_back(own_world: World, breaks: str, mends: str) -> None:
+    due = set(await own_world.due_steps(5))
+    await own_world.admin.execute(breaks)
+    with pytest.raises(asyncpg.PostgresError):
+        await own_world.run_job()
+    assert await own_world.poison() == {}
+    assert await own_world.steps_in("InProgress") == due
+    await own_world.admin.execute(mends)
+    assert (await own_world.run_job())["processed"] == 5
+
+
+async def test_poison_row_that_a_person_settled_is_forgotten(loose_world: World) -> None:
+    deal = await loose_world.deal()
+    bad = await loose_world.step(deal, due=loose_world.ago(hours=1), kind="Unheard")
+    await loose_world.run_job()
+    assert set(await loose_world.poison()) == {bad}
+    await loose_world.admin.execute(
+        "update crm.deal_timeline_event set status = 'Done', completed_at = $2 where id = $1", bad, loose_world.now
+    )
+    await loose_world.run_job()
+    assert await loose_world.poison() == {}

@@ -18,12 +18,18 @@ from sqlalchemy import Column, DateTime, Integer, MetaData, Table, Text, Uuid
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from chassis.db import driver_connection, is_infrastructure
+from chassis.db import driver_connection
 from chassis.jobs import Run
 from chassis.outbox import MessageRefused
 
 Effect = TypeVar("Effect")
 WRITE_ERRORS = (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, MessageRefused, OverflowError)
+"""What a set-based write may raise; `_is_a_rows_fault` tells which of them speak of a row."""
+
+ROW_FAULTS = ("22", "23", "P0001")
+"""SQLSTATEs of a row's own fault: data exceptions, constraints, a trigger's refusal. All others (a missing grant or
+table, a full disk, a deadlock) would fail every row, and no row is to blame."""
+
 POISON_SHARE = 10
 log = structlog.get_logger(__name__)
 
@@ -97,6 +103,10 @@ select $1, f.id, 1, f.error, $4, $5, $5 from unnest($2::uuid[], $3::text[]) as f
 on conflict (job, id) do update set failures = p.failures + 1, last_error = excluded.last_error,
   last_run_id = excluded.last_run_id, last_failed_at = excluded.last_failed_at
 """
+_FORGET_SETTLED = """
+delete from {schema}.job_poison p where $1::int > 0 and p.job = $2 and p.last_run_id <> $3
+and not exists (select from {table} t where t.id = p.id and {where})
+"""
 _FORGET = "delete from {schema}.job_poison where job = $1 and id = any($2::uuid[])"
 
 
@@ -140,6 +150,7 @@ class SkipLocked:
         self._first = _CLAIM.format(**parts, after="true")
         self._next = _CLAIM.format(**parts, after=f"({', '.join(order)}) > ({cursor})")
         self._remember = _REMEMBER.format(schema=schema)
+        self._forget_settled = _FORGET_SETTLED.format(**parts)
         self._forget = _FORGET.format(schema=schema)
 
     async def claim(
@@ -153,6 +164,8 @@ class SkipLocked:
     ) -> Claimed:
         """Lock up to `limit` rows that satisfy the predicate and that nobody else holds.
 
+        At the beginning of a cycle poisoned rows that no longer satisfy the predicate (somebody settled them) are forgotten.
+
         Args:
             session: an open write session; the locks last until it ends.
             run: the job's run; a poisoned row that it has tried already is left alone.
@@ -165,6 +178,7 @@ class SkipLocked:
         """
         connection = await driver_connection(session)
         if after is None:
+            await connection.execute(self._forget_settled, limit, self.job, run.id, *arguments)
             rows = await connection.fetch(self._first, limit, self.job, run.id, *arguments)
         else:
             rows = await connection.fetch(self._next, limit, self.job, run.id, *arguments, *after)
@@ -220,7 +234,7 @@ class SkipLocked:
             async with session.begin_nested():
                 await write(session, effects)
         except WRITE_ERRORS as error:
-            if is_infrastructure(error):
+            if not _is_a_rows_fault(error):
                 raise
             log.warning("batch write failed, row by row", job=self.job, error=_short(error), rows=len(effects))
         else:
@@ -231,7 +245,7 @@ class SkipLocked:
                 async with session.begin_nested():
                     await write(session, [effect])
             except WRITE_ERRORS as error:
-                if is_infrastructure(error):
+                if not _is_a_rows_fault(error):
                     raise
                 failed.append((row_id, error))
             else:
@@ -255,6 +269,13 @@ class SkipLocked:
             await connection.execute(self._remember, self.job, ids, errors, run.id, run.as_of)
         for row_id, error in failed:
             log.error("item failed", job=self.job, id=str(row_id), run_id=str(run.id), error=_short(error))
+
+
+def _is_a_rows_fault(error: BaseException) -> bool:
+    if isinstance(error, (MessageRefused, OverflowError, asyncpg.DataError)):
+        return True
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return str(getattr(cause, "sqlstate", None) or "").startswith(ROW_FAULTS)
 
 
 def _short(error: BaseException) -> str:

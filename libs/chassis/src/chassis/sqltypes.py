@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.types import UserDefinedType
 
 
@@ -13,3 +14,6 @@ class Xid8(UserDefinedType[int]):
     def get_col_spec(self, **kw: Any) -> str:  # noqa: ARG002 - SQLAlchemy's signature
         """Return the column type's name."""
         return "xid8"
+
+
+ischema_names["xid8"] = Xid8
