@@ -208,6 +208,15 @@ def test_a_job_runs_once_and_the_relay_until_nothing_is_left(
 # --- a process
 
 
+async def raw_answer(port: int, request: bytes) -> bytes:
+    """Send bytes to a service and return all that it answers before it closes the connection."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(request)
+    answer = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    return answer
+
+
 async def test_a_service_says_what_it_lacks_and_when_told_to_stop_finishes_its_batch_and_exits_0(
     environment: dict[str, str], database: TestDatabase, connect: Callable, eventually: Callable, tmp_path: Path
 ):
@@ -236,6 +245,10 @@ async def test_a_service_says_what_it_lacks_and_when_told_to_stop_finishes_its_b
             answer = await client.get(f"/v1/deals/{uuid4()}")
             assert (answer.status_code, answer.headers["content-type"]) == (401, "application/problem+json")
             assert "server" not in answer.headers
+        refused = await raw_answer(port, b"FOO /v1/deals HTTP/1.1\r\ncontent-length: abc\r\n\r\n")
+        assert refused.startswith(b"HTTP/1.1 400 ")
+        assert b"content-type: application/problem+json" in refused
+        assert orjson.loads(refused.partition(b"\r\n\r\n")[2])["code"] == "malformed_request"
         process.send_signal(signal.SIGTERM)
         await eventually(lambda: b"Shutting down" in log.read_bytes())
     status = await asyncio.to_thread(stop, process, 30, signal.SIGTERM)

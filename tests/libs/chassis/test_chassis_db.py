@@ -328,3 +328,13 @@ def test_an_address_is_shown_without_user_and_password():
     assert safe_address("postgresql://user:secret@db.internal:6432/pin") == "db.internal:6432/pin"
     assert safe_address("postgresql://user:secret@db.internal/pin") == "db.internal:5432/pin"
     assert "secret" not in safe_address("postgresql://user:secret@/pin")
+
+
+async def test_a_database_that_offers_no_tls_is_not_used_without_it(scratch: TestDatabase):
+    strict = Database(f"{scratch.system_url}?sslmode=require", application_name="strict")
+    with pytest.raises(Exception, match="SSL"):
+        await strict.ping()
+    await strict.close()
+    lenient = Database(f"{scratch.system_url}?sslmode=disable", application_name="lenient")
+    await lenient.ping()
+    await lenient.close()

@@ -177,9 +177,10 @@ def test_forged_tokens_are_refused(forge: Callable[[], str]):
         f"{encoded({'alg': 'Ed25519', 'kid': None})}.{encoded({})}.x",
         f"{encoded({'alg': 'Ed25519', 'kid': 'ours'})}.{encoded(b'[' * 100_000)}.x",
         f"{encoded(b'[' * 100_000)}.{encoded({})}.x",
+        *(f"{encoded({'alg': 'Ed25519', 'kid': 'ours', 'crit': odd})}.{encoded({})}.AAAA" for odd in (5, True, {}, "x")),
         "a" * 1_000_000, "." * 100_000,
     ],
-    ids=range(24),
+    ids=range(28),
 )  # fmt: skip
 def test_rubbish_is_refused_and_never_an_error_of_another_kind(token: str):
     with pytest.raises(Unauthenticated):
@@ -214,3 +215,9 @@ def test_a_scope_is_required_whole():
     for scope in ("deals:write", "deals", "deals:rea", "deals:read deals:read", ""):
         with pytest.raises(Forbidden):
             principal.require(scope)
+
+
+def test_a_signed_payload_that_is_nested_too_deep_is_refused():
+    head = f"{encoded({'alg': 'Ed25519', 'kid': 'ours'})}.{encoded(b'[' * 5000)}"
+    with pytest.raises(Unauthenticated):
+        VERIFIER.verify(f"{head}.{encoded(KEY.private_key.sign(head.encode()))}")

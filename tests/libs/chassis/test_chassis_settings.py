@@ -95,6 +95,13 @@ def test_plaintext_is_refused_in_production_and_taken_in_development(load):
         ("PIN_DATABASE_URL", "mysql://role:hunter2@db/pin"),
         ("PIN_DATABASE_URL", "postgresql://role:hunter2@db:port/pin"),
         ("PIN_API_DATABASE_URL", "postgresql://role:hun@ter2@db/pin"),
+        ("PIN_API_DATABASE_URL", "postgresql://role:hun/ter2@db/pin"),
+        ("PIN_API_DATABASE_URL", "postgresql://role:hun?ter2@db/pin"),
+        ("PIN_API_DATABASE_URL", "postgresql://role:hun#ter2@db/pin"),
+        ("PIN_DATABASE_URL", "postgresql://role:hunter2@db:99999/pin"),
+        ("PIN_MIGRATE_DATABASE_URL", "postgresql://role:hunter2@db/pin?sslmod=require"),
+        ("PIN_KAFKA_BOOTSTRAP", "kafka:99999"),
+        ("PIN_KAFKA_BOOTSTRAP", "kafka:0"),
         ("PIN_KAFKA_BOOTSTRAP", "kafka"),
         ("PIN_KAFKA_BOOTSTRAP", "kafka:port"),
         ("PIN_KAFKA_BOOTSTRAP", "kafka:9092,"),
@@ -107,12 +114,17 @@ def test_an_impossible_value_is_refused_with_the_name_of_its_variable(load, name
     assert len(value) < 4 or value not in line
 
 
+def test_a_database_address_may_ask_for_tls_as_libpq_does(load):
+    address = "postgresql://role@db:5432/pin?sslmode=require"
+    assert load(PIN_DATABASE_URL=address).database_url == address
+
+
 def test_addresses_in_brackets_are_brokers_too(load):
     assert load(PIN_KAFKA_BOOTSTRAP="[::1]:9092,10.0.0.1:9092").kafka.bootstrap == "[::1]:9092,10.0.0.1:9092"
 
 
-def test_a_password_may_hold_a_slash_and_an_escaped_at(load):
-    assert load(PIN_DATABASE_URL="postgresql://role:a/b%40c@db:5432/pin").database_url
+def test_a_password_may_hold_any_sign_that_is_escaped(load):
+    assert load(PIN_DATABASE_URL="postgresql://role:a%2Fb%40c%3F%23@db:5432/pin").database_url
 
 
 def test_unknown_variables_are_ignored_and_known_ones_cannot_be_changed_afterwards(load):

@@ -87,6 +87,9 @@ async def test_migration_goes_down_and_up_again(own_world: World) -> None:
         ("status = 'Done'", "ck_completed_iff_done"),
         ("status = 'Overdue', completed_at = updated_at", "ck_completed_iff_done"),
         ("status = 'Overdue', due_at = null", "ck_overdue_has_due"),
+        ("due_at = '0044-03-15 12:00:00+00 BC'", "ck_instants_representable"),
+        ("due_at = 'infinity'", "ck_instants_representable"),
+        ("occurred_at = '10000-01-01 00:00:00+00'", "ck_instants_representable"),
     ],
 )
 async def test_impossible_step_is_refused(world: World, change: str, constraint: str) -> None:
@@ -190,6 +193,18 @@ async def test_audit_rows_are_never_changed(world: World, role: str, statement: 
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await connection.execute(statement)
     assert await world.audit() == before != []
+
+
+async def test_role_of_the_api_closes_steps_and_changes_them_in_no_other_way(world: World) -> None:
+    deal = await world.deal(TENANT)
+    step = await world.step(deal, due=None)
+    api = await as_role(world, "crm_api", TENANT)
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="row-level security"):
+        await api.execute(f"update {STEP} set updated_at = now() where id = $1", step)
+    close = f"update {STEP} set status = 'Done', completed_at = now() where id = $1"
+    assert await api.execute(close, step) == "UPDATE 1"
+    reopen = f"update {STEP} set status = 'InProgress', completed_at = null where id = $1"
+    assert await api.execute(reopen, step) == "UPDATE 0"
 
 
 @pytest.mark.parametrize("table", ["outbox", "audit_log", "job_poison"])

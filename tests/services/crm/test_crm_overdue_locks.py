@@ -1,7 +1,10 @@
 """timeline-overdue beside others: rows that someone holds, several processes at once, the single-runner lock."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -191,3 +194,24 @@ async def test_single_runner_leaves_the_work_to_who_holds_the_lock(world: World)
     await world.admin.execute("select pg_advisory_unlock_all()")
     assert (await world.cycle(runner))["processed"] == 2
     assert await world.steps_in("Overdue") == set(steps)
+
+
+async def test_a_closer_that_waited_while_its_step_became_overdue_completes_it_after_that(
+    own_world: World, eventually: Callable[..., Awaitable[Any]]
+) -> None:
+    deal = await own_world.deal()
+    step = await own_world.step(deal, due=own_world.now + timedelta(seconds=2))
+    client = own_world.client()
+    body = {"type": "DocumentUploaded", "occurredAt": own_world.now.isoformat()}
+    async with own_world.admin.transaction():
+        await own_world.admin.execute("select from crm.deal where id = $1 for update", deal)
+        closing = asyncio.create_task(client.post(f"/v1/deals/{deal}/timeline", json=body))
+        await eventually(own_world.blocked_pid)
+        overdue_at = own_world.clock.advance(timedelta(seconds=3))
+        assert (await own_world.run_job())["processed"] == 1
+    assert (await closing).status_code == 201
+    row = await own_world.step_row(step)
+    assert (row["status"], row["completed_at"], row["updated_at"]) == ("Done", overdue_at, overdue_at)
+    done = [event for event in await own_world.outbox() if event["type"] == "crm.deal.step-done"]
+    assert done[0]["payload"]["WasOverdue"] is True
+    assert done[0]["payload"]["CompletedAt"] > "2026-11-30T09:00:02"

@@ -164,7 +164,8 @@ class SkipLocked:
     ) -> Claimed:
         """Lock up to `limit` rows that satisfy the predicate and that nobody else holds.
 
-        At the beginning of a cycle poisoned rows that no longer satisfy the predicate (somebody settled them) are forgotten.
+        At the beginning of a cycle poisoned rows that somebody settled (they no longer satisfy the predicate) are
+        forgotten.
 
         Args:
             session: an open write session; the locks last until it ends.

@@ -20,11 +20,13 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 from sqlalchemy.exc import SQLAlchemyError
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from chassis import migrations
 from chassis.db import safe_address
 from chassis.jobs import JobDriver
 from chassis.messaging import BrokerUnavailable
+from chassis.problems import Problem
 from chassis.relay import Relay
 from chassis.settings import ServiceSettings, SettingsInvalid, explain_invalid, explain_unreadable
 from chassis.telemetry import configure_logging
@@ -32,6 +34,17 @@ from chassis.telemetry import configure_logging
 ROLES = ("api", "consumers", "relay", "jobs")
 GRACEFUL_SECONDS = 20
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+
+
+class ProblemProtocol(HttpToolsProtocol):
+    """The server's protocol, whose answer to what is no HTTP request is a problem document like every other."""
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the library's signature
+        """Answer 400 and close the connection."""
+        problem = Problem(400, "malformed_request", "the request is not valid HTTP")
+        headers = b"".join(b"%s: %s\r\n" % header for header in problem.raw_headers)
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + headers + b"connection: close\r\n\r\n" + problem.body)
+        self.transport.close()
 
 
 class Parts(Protocol):
@@ -119,6 +132,7 @@ class ServiceCommand(Generic[SettingsT]):
         parts = self.build(settings, roles)
         config = uvicorn.Config(
             parts.app,
+            http=ProblemProtocol,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=GRACEFUL_SECONDS,

@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Final, cast
 from uuid import UUID
 
 import asyncpg
@@ -31,6 +31,9 @@ INFRASTRUCTURE_ERRORS: tuple[type[BaseException], ...] = (
     asyncpg.InterfaceError,
     asyncpg.InsufficientResourcesError,
     asyncpg.OperatorInterventionError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
 )
 """What is raised when the database is away, full or restarting: nobody's data is at fault."""
 
@@ -95,21 +98,22 @@ class Database:
         pool_size: int = 5,
         on_commit: Callable[[], None] | None = None,
     ) -> None:
-        connect_args: dict[str, Any] = {
-            "server_settings": {"application_name": application_name},
-            "timeout": 10,
-            "command_timeout": COMMAND_SECONDS,
-        }
+        async def connect() -> "asyncpg.Connection[asyncpg.Record]":
+            # The driver reads the address itself: it knows libpq's parameters (sslmode, ...), SQLAlchemy doesn't.
+            return await asyncpg.connect(
+                url, timeout=10, command_timeout=COMMAND_SECONDS, server_settings={"application_name": application_name}
+            )
+
         self.url = url
         self.on_commit = on_commit
         self.engine = create_async_engine(
-            make_url(url).set(drivername="postgresql+asyncpg"),
+            "postgresql+asyncpg://",
+            async_creator=connect,
             pool_size=pool_size,
             max_overflow=pool_size,
             pool_pre_ping=True,
             pool_timeout=10,
             hide_parameters=True,
-            connect_args=connect_args,
         )
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
 

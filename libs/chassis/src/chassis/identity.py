@@ -5,7 +5,7 @@ A route declares the scope it needs; a token without it is refused before any ro
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 from uuid import UUID
 
 from joserfc import jwt
@@ -57,6 +57,10 @@ class Principal:
             raise Forbidden(f"scope {scope} is required")
 
 
+UNREADABLE: Final = (JoseError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What decoding raises for a token that nobody honest made: anyone may send any bytes."""
+
+
 class TokenVerifier:
     """Verifies bearer tokens (signature, issuer, audience, times) and reads their claims.
 
@@ -78,7 +82,7 @@ class TokenVerifier:
         for issuer, keys in self._trusted:
             try:
                 claims = jwt.decode(token, keys, algorithms=list(issuer.algorithms)).claims
-            except (JoseError, ValueError):
+            except UNREADABLE:
                 continue
             if claims.get("iss") == issuer.issuer:
                 self._check(claims, issuer)

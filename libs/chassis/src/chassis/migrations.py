@@ -8,10 +8,11 @@ import asyncio
 from pathlib import Path
 from typing import Any, Final
 
+import asyncpg
 from alembic import command, context
 from alembic.config import Config
 from sqlalchemy import MetaData, pool, text
-from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 LOCK_TIMEOUT: Final = "3s"
@@ -67,7 +68,9 @@ def run_env(metadata: MetaData, schema: str) -> None:
 
 
 async def _migrate(url: str, metadata: MetaData, schema: str) -> None:
-    engine = create_async_engine(make_url(url).set(drivername="postgresql+asyncpg"), poolclass=pool.NullPool)
+    engine = create_async_engine(
+        "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(url, timeout=10), poolclass=pool.NullPool
+    )
     try:
         async with engine.connect() as connection:
             await connection.execute(text(f"set lock_timeout = '{LOCK_TIMEOUT}'"))

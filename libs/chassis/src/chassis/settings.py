@@ -18,6 +18,11 @@ from chassis.messaging import KafkaAddress
 
 _BROKER: Final = r"(\[[0-9A-Fa-f:]+\]|[^\s,:]+):\d{1,5}"
 
+POSTGRES_PORT: Final = 5432
+LAST_PORT: Final = 65535
+QUERY_KEYS: Final = frozenset({"sslmode", "sslrootcert", "sslcert", "sslkey", "host", "port"})
+"""What a database address may carry after its question mark, as libpq names it."""
+
 
 class SettingsInvalid(Exception):
     """The environment doesn't describe a runnable service; the text has one line per variable."""
@@ -86,11 +91,21 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _is_a_database_address(cls, value: str) -> str:
         try:
-            host = make_url(value).host or ""
+            url = make_url(value)
         except (ArgumentError, ValueError):
             raise ValueError("not of the form postgresql://role:password@host:port/name") from None
-        if "@" in host:
-            raise ValueError("an @ in a password is written %40")
+        if set(value.removeprefix("postgresql://").rpartition("@")[0]) & set("@/?#"):
+            raise ValueError("in a password @ / ? # are written %40 %2F %3F %23")
+        _check_port(url.port or POSTGRES_PORT)
+        if unknown := set(url.query) - QUERY_KEYS:
+            raise ValueError(f"unknown after the question mark: {', '.join(sorted(unknown))}")
+        return value
+
+    @field_validator("kafka_bootstrap")
+    @classmethod
+    def _has_possible_ports(cls, value: str) -> str:
+        for broker in value.split(","):
+            _check_port(int(broker.rpartition(":")[2]))
         return value
 
     @model_validator(mode="after")
@@ -103,6 +118,11 @@ class ServiceSettings(BaseSettings):
     def kafka(self) -> KafkaAddress:
         """Where Kafka is."""
         return KafkaAddress(self.kafka_bootstrap, self.kafka_security)
+
+
+def _check_port(port: int) -> None:
+    if not 1 <= port <= LAST_PORT:
+        raise ValueError(f"no such port: {port}")
 
 
 def explain_invalid(error: ValidationError) -> SettingsInvalid:

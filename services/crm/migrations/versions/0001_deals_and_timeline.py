@@ -42,7 +42,10 @@ create table crm.deal_timeline_event (
   completed_at timestamptz,
   constraint fk_step_deal_tenant foreign key (deal_id, tenant_id) references crm.deal (id, tenant_id),
   constraint ck_completed_iff_done check ((completed_at is not null) = (status = 'Done')),
-  constraint ck_overdue_has_due check (status <> 'Overdue' or due_at is not null)
+  constraint ck_overdue_has_due check (status <> 'Overdue' or due_at is not null),
+  constraint ck_instants_representable check (
+    occurred_at >= '1900-01-01 00:00:00+00' and occurred_at < '9999-01-01 00:00:00+00'
+    and (due_at is null or (due_at >= '1900-01-01 00:00:00+00' and due_at < '9999-01-01 00:00:00+00')))
 );
 create index ix_deal_timeline_event_in_progress on crm.deal_timeline_event (due_at, id) where status = 'InProgress';
 create index ix_deal_timeline_event_deal on crm.deal_timeline_event (deal_id, occurred_at, id);
@@ -123,9 +126,13 @@ create policy tenant_rows on crm.deal to crm_api
 alter table crm.deal_timeline_event enable row level security;
 alter table crm.deal_timeline_event force row level security;
 create policy system_all on crm.deal_timeline_event to crm_system using (true) with check (true);
-create policy tenant_rows on crm.deal_timeline_event to crm_api
-  using (tenant_id = nullif(current_setting('app.tenant', true), '')::uuid)
+create policy tenant_sees on crm.deal_timeline_event for select to crm_api
+  using (tenant_id = nullif(current_setting('app.tenant', true), '')::uuid);
+create policy tenant_adds on crm.deal_timeline_event for insert to crm_api
   with check (tenant_id = nullif(current_setting('app.tenant', true), '')::uuid and status <> 'Overdue');
+create policy tenant_closes on crm.deal_timeline_event for update to crm_api
+  using (tenant_id = nullif(current_setting('app.tenant', true), '')::uuid and status <> 'Done')
+  with check (tenant_id = nullif(current_setting('app.tenant', true), '')::uuid and status = 'Done');
 """
 
 

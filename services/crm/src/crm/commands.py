@@ -178,7 +178,9 @@ async def _settle(
 ) -> None:
     await session.flush()
     await _audit(session, deal, action, details, by)
-    await OUTBOX.emit(session, [to_message(event, by.now, deal.version) for event in events], Cause(by.correlation_id))
+    await OUTBOX.emit(
+        session, [to_message(event, deal.updated_at, deal.version) for event in events], Cause(by.correlation_id)
+    )
 
 
 async def _audit(session: AsyncSession, deal: Deal, action: str, details: dict[str, Any], by: By) -> None:

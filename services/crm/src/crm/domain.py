@@ -170,15 +170,16 @@ class TimelineStep:
     completed_at: datetime | None = None
 
     def close(self, now: datetime, closed_by: UUID | None) -> StepDone:
-        """Close the step, overdue or not.
+        """Close the step, overdue or not; never before its last change, which may have come while `now` waited.
 
         Raises:
             StepTransitionRefused: it is done already.
         """
         was_overdue = self.status is StepStatus.OVERDUE
         self.status = next_status(self.status, StepAct.CLOSE)
-        self.completed_at = self.updated_at = now
-        return StepDone(self.deal_id, self.id, self.tenant_id, self.type, now, closed_by, was_overdue)
+        at = max(now, self.updated_at)
+        self.completed_at = self.updated_at = at
+        return StepDone(self.deal_id, self.id, self.tenant_id, self.type, at, closed_by, was_overdue)
 
 
 @dataclass(eq=False)
@@ -217,13 +218,13 @@ class Deal:
         self._change(now)
         self.status = status
         closed: list[DomainEvent] = [step.close(now, None) for step in open_steps]
-        return [*closed, DealEnded(self.id, self.tenant_id, status, now)]
+        return [*closed, DealEnded(self.id, self.tenant_id, status, self.updated_at)]
 
     def _change(self, now: datetime) -> None:
         if self.status is not DealStatus.ACTIVE:
             raise DealNotActive(f"deal {self.id} is {self.status}")
         self.version += 1
-        self.updated_at = now
+        self.updated_at = max(now, self.updated_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,11 @@ steps = Table(
     _one_of("type", DealTimelineEventType),
     CheckConstraint("(completed_at is not null) = (status = 'Done')", name="ck_completed_iff_done"),
     CheckConstraint("status <> 'Overdue' or due_at is not null", name="ck_overdue_has_due"),
+    CheckConstraint(
+        "occurred_at >= '1900-01-01 00:00:00+00' and occurred_at < '9999-01-01 00:00:00+00'"
+        " and (due_at is null or (due_at >= '1900-01-01 00:00:00+00' and due_at < '9999-01-01 00:00:00+00'))",
+        name="ck_instants_representable",
+    ),
     Index("ix_deal_timeline_event_in_progress", "due_at", "id", postgresql_where=text("status = 'InProgress'")),
     Index("ix_deal_timeline_event_deal", "deal_id", "occurred_at", "id"),
 )
