@@ -127,7 +127,10 @@ def test_clocks_may_differ_by_half_a_minute():
         {"partner_id": "someone"},
         {"roles": 7},
     ],
-    ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()),
+    ids=lambda changes: " ".join(
+        f"{name}={'an instant' if isinstance(value, int) and value > 1000 else value}"
+        for name, value in changes.items()
+    ),
 )
 def test_claims_that_are_wrong_or_missing_are_refused(changes: dict[str, object]):
     body = claims(**changes)

@@ -6,7 +6,6 @@ import io
 import logging
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID
@@ -70,16 +69,6 @@ def test_the_standard_librarys_records_are_lines_too(lines: Lines):
     assert (line["event"], line["level"], line["logger"], line["service"]) == (
         "port 7 of host", "error", "library", "test",
     )  # fmt: skip
-
-
-def test_warnings_are_lines_and_not_text_on_standard_error(lines: Lines):
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        logging.captureWarnings(capture=True)
-        warnings.warn("this will be removed", DeprecationWarning, stacklevel=1)
-    [line] = lines()
-    assert "this will be removed" in line["event"]
-    assert (line["logger"], line["level"]) == ("py.warnings", "warning")
 
 
 async def test_lines_carry_the_correlation_id_of_their_own_task(lines: Lines):
@@ -194,12 +183,17 @@ def test_two_registries_are_apart():
     assert first is not second
 
 
-def test_a_process_that_dies_of_an_exception_says_so_on_standard_error():
+def test_a_process_warns_in_lines_of_json_too():
     """Only what the interpreter itself says at the end of a process is not JSON."""
-    script = (
-        "import logging; from chassis.telemetry import configure_logging; configure_logging('INFO', 'test');"
-        "logging.getLogger('a').info('one'); raise SystemExit('the end')"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=30)
+    script = """
+import logging, warnings
+from chassis.telemetry import configure_logging
+configure_logging("INFO", "test")
+warnings.warn("this will be removed", DeprecationWarning, stacklevel=1)
+raise SystemExit("the end")
+"""
+    command = [sys.executable, "-W", "always", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (1, "the end\n")
-    assert orjson.loads(done.stdout)["event"] == "one"
+    [line] = [line for line in map(orjson.loads, done.stdout.splitlines()) if "will be removed" in line["event"]]
+    assert (line["logger"], line["level"], line["service"]) == ("py.warnings", "warning", "test")
