@@ -1,7 +1,10 @@
 """The environment of a service: read whole, refused with a line per variable, and never repeated in a message."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import orjson
 import pytest
@@ -180,3 +183,25 @@ def test_a_list_that_is_not_json_is_a_line_with_its_name(load):
     with pytest.raises(SettingsError) as caught:
         load(PIN_JWT_ISSUERS='[{"hunter2')
     assert str(explain_unreadable(caught.value)) == "PIN_JWT_ISSUERS: not readable as JSON"
+
+
+def test_settings_may_be_files_and_one_that_is_missing_has_its_line(tmp_path: Path):
+    for name in ("PIN_DATABASE_URL", "PIN_API_DATABASE_URL"):
+        (tmp_path / name).write_text(COMPLETE[name] + "\n")
+    script = """
+from pydantic import ValidationError
+from chassis.settings import ServiceSettings, explain_invalid
+try:
+    ServiceSettings()
+except ValidationError as error:
+    print(explain_invalid(error))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PIN_SECRETS_DIR": str(tmp_path), "PIN_KAFKA_BOOTSTRAP": COMPLETE["PIN_KAFKA_BOOTSTRAP"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("PIN_MIGRATE_DATABASE_URL: Field required\n", "")
