@@ -54,10 +54,10 @@ contracts: setup ## the AsyncAPI files judged by the foreign parser (needs npm; 
 	@$(BIN)/python -m devstack judge-contracts
 
 requirements: setup ## requirement id -> tests or waiver; fails for a due id that has neither
-	@$(BIN)/python tests/requirements_report.py
+	@$(BIN)/python tests/requirements_report.py $(ARGS)
 
 bench: setup ## measure, every figure a ratio within one run; JSON in .pin/bench.json (Apache Kafka where present)
-	@$(BIN)/python -m tests.bench
+	@$(BIN)/python -m tests.bench $(ARGS)
 
 chaos: setup ## kill processes at random moments (CHAOS_KILLS=20, CHAOS_SEED=)
 	@CHAOS_KILLS=$(or $(CHAOS_KILLS),20) $(BIN)/python -m pytest -s -m chaos tests/chaos $(ARGS)

@@ -38,6 +38,9 @@ def main() -> int:
     except CannotSetUp as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("setup: interrupted; run it again", file=sys.stderr)
+        return 130
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else f"{error.strerror}: {error.filename}"
         print(f"setup: {reason}", file=sys.stderr)
@@ -56,13 +59,34 @@ def set_up() -> None:
     if free_mb < NEEDED_MB:
         raise CannotSetUp(f"{free_mb} MB are free on the disk, {NEEDED_MB} MB are needed")
     LOG.parent.mkdir(exist_ok=True)
-    print("setup: installing the locked packages into .venv (a minute or two the first time)", flush=True)
-    if not (ENV / "bin" / "python").exists():
-        venv.create(ENV, with_pip=True, clear=True)
+    print("setup: installing the locked packages into .venv (a minute or two the first time)", file=sys.stderr)
+    if not _fits():
+        _create()
     _install_locked()
     editable = [argument for package in PACKAGES for argument in ("--editable", str(package.parent))]
     _run(*PIP, "install", "--no-deps", "--no-build-isolation", *editable)
     STAMP.write_text(wanted)
+
+
+def _fits() -> bool:
+    """Tell whether .venv is whole and of this Python's version; one that was interrupted has no pip."""
+    python = ENV / "bin" / "python"
+    wanted = f"({sys.version_info[0]}, {sys.version_info[1]})"
+    command = [str(python), "-c", "import pip, sys; print(sys.version_info[:2])"]
+    if not python.exists():
+        return False
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode == 0 and done.stdout.strip() == wanted
+
+
+def _create() -> None:
+    try:
+        venv.create(ENV, with_pip=True, clear=True)
+    except subprocess.CalledProcessError:
+        shutil.rmtree(ENV, ignore_errors=True)
+        raise CannotSetUp(
+            "this Python can't make virtual environments: install python3-venv (Debian, Ubuntu) or use make PYTHON=..."
+        ) from None
 
 
 def _install_locked() -> None:

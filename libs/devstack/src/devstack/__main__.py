@@ -12,7 +12,9 @@ import time
 from uuid import UUID
 
 import orjson
+import psutil
 
+from chassis.messaging import BrokerUnavailable
 from chassis.testing.processes import CannotStart
 from devstack import apache, demo, judge
 from devstack.identity import EVERYTHING, DevelopmentIssuer
@@ -42,6 +44,8 @@ def main() -> int:
         return int(options.verb(options))
     except CannotStart as error:
         return _refuse(str(error))
+    except BrokerUnavailable as error:
+        return _refuse(f"Kafka: {error}")
     except KeyboardInterrupt:
         return _refuse("interrupted; everything is stopped", status=130)
     except OSError as error:
@@ -115,9 +119,8 @@ def _stop_on_sigterm() -> None:
 def _running() -> int | None:
     with contextlib.suppress(FileNotFoundError, ValueError):
         pid = int(PID_FILE.read_text())
-        with contextlib.suppress(OSError):
-            command = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False)
-            if "devstack" in command.stdout:
+        with contextlib.suppress(psutil.Error):
+            if "devstack" in " ".join(psutil.Process(pid).cmdline()):
                 return pid
     return None
 
@@ -141,10 +144,17 @@ def _kafka(_: argparse.Namespace) -> int:
     return apache.try_apache_kafka()
 
 
+def _uuid(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise CannotStart(f"TENANT must be a UUID, not {text!r}") from None
+
+
 def _token(_: argparse.Namespace) -> int:
     wanted = os.environ.get("TENANT")
     token = DevelopmentIssuer.load(HOME).token(
-        UUID(wanted) if wanted else tenant(0),
+        _uuid(wanted) if wanted else tenant(0),
         subject=os.environ.get("SUB") or "developer",
         roles=(os.environ.get("ROLES") or "MANAGER").split(","),
         scope=os.environ.get("SCOPE") or EVERYTHING,

@@ -16,7 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaExcepti
 from confluent_kafka import Message as RawMessage
 
 from chassis.testing.apache_kafka import ApacheKafka, KafkaUnavailable, fetch
-from chassis.testing.processes import CannotStart
+from chassis.testing.processes import CannotStart, accepts_connections
 from chassis.testing.servers import EmbeddedBroker
 
 CHOICE: Final = "PIN_KAFKA"
@@ -85,6 +85,9 @@ class RunningBroker:
             except KafkaUnavailable as error:
                 raise CannotStart(str(error)) from error
             return cls(apache.bootstrap, "apache", apache)
+        host, _, port_text = wanted.rpartition(":")
+        if not host or not port_text.isdigit() or not accepts_connections(int(port_text), host):
+            raise CannotStart(f"PIN_KAFKA is embedded, apache or host:port of a broker that answers, not {wanted!r}")
         return cls(wanted, "external")
 
     def stop(self) -> None:

