@@ -32,7 +32,8 @@ STATEMENT = re.compile(
     re.IGNORECASE,
 )
 TABLE = re.compile(
-    r"(?<!\bkey )(?<!\bno )(?<!\bdo )\b(?P<after>from|join|into|update|table|references|(?:index|policy) \w+ on)\s+"
+    r"(?<!\bkey )(?<!\bno )(?<!\bdo )(?<!\bfor )\b"
+    r"(?P<after>from|join|into|update|table|references|(?:index|policy) \w+ on)\s+"
     r"(?:(?:only|lateral|if (?:not )?exists)\s+)*(?P<name>[a-z_{\"][\w{}.\"]*)(?P<call>\s*\()?",
     re.IGNORECASE,
 )

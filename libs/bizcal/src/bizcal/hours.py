@@ -122,7 +122,6 @@ def _interval(given: object, where: str) -> tuple[timedelta, timedelta]:
     pair = _sequence(given, where)
     _require(len(pair) == 2, f"{where}: an interval is [opening, closing], not {given!r}")
     opening, closing = (_reading(clock, where) for clock in pair)
-    _require(opening < _MIDNIGHT, f'{where}: an interval cannot open at "24:00"')
     _require(opening < closing, f"{where}: the interval {pair[0]}-{pair[1]} closes no later than it opens")
     return opening, closing
 
