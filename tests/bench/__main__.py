@@ -22,8 +22,8 @@ from chassis.contracts import ensure_topics
 from chassis.db import Database
 from chassis.messaging import KafkaAddress
 from chassis.relay import Wakeup
-from chassis.testing.kafka import RunningBroker
-from chassis.testing.plugin import DatabaseTemplates, TestDatabase, cache_folder
+from chassis.testing.kafka import RunningBroker, cache_folder
+from chassis.testing.plugin import DatabaseTemplates, TestDatabase
 from chassis.testing.processes import CannotStart
 from chassis.testing.servers import EmbeddedPostgres
 from tests.bench import calendar, memory, messaging, overdue

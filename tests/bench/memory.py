@@ -1,7 +1,6 @@
 """How much memory a crm process holds when it has nothing to do."""
 
 import asyncio
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ import httpx
 import psutil
 
 from chassis.testing.plugin import TestDatabase
-from chassis.testing.processes import HOST, free_ports, popen_tied, stop
+from chassis.testing.processes import HOST, free_ports, popen_tied, stop, without_variables
 from tests.bench.report import Figure
 
 
@@ -18,13 +17,8 @@ async def idle_crm(database: TestDatabase, bootstrap: str) -> list[Figure]:
     """Start crm with all roles, let it idle, read its resident memory."""
     port = free_ports(1)[0]
     environment = {
-        **os.environ,
-        "PIN_ENV": "development",
-        "PIN_DATABASE_URL": database.system_url,
-        "PIN_API_DATABASE_URL": database.api_url,
-        "PIN_MIGRATE_DATABASE_URL": database.owner_url,
-        "PIN_KAFKA_BOOTSTRAP": bootstrap,
-        "PIN_KAFKA_SECURITY": "plaintext",
+        **without_variables(),
+        **database.variables(bootstrap),
         "PIN_HTTP_PORT": str(port),
         "PIN_JOB_TIMELINE_OVERDUE_INTERVAL": "2",
     }

@@ -18,7 +18,7 @@ import pytest
 
 from chassis.testing.kafka import Event
 from chassis.testing.plugin import DatabaseTemplates, TestBroker, TestDatabase
-from chassis.testing.processes import free_ports, popen_tied, stop
+from chassis.testing.processes import free_ports, popen_tied, stop, without_variables
 from tests.bench.overdue import seed_steps
 
 TOPIC = "pin.crm.timeline-overdue.v1"
@@ -37,13 +37,8 @@ class Victims:
         self._folder = folder
         self._running: list[subprocess.Popen[bytes]] = []
         self._environment = {
-            **os.environ,
-            "PIN_ENV": "development",
-            "PIN_DATABASE_URL": database.system_url,
-            "PIN_API_DATABASE_URL": database.api_url,
-            "PIN_MIGRATE_DATABASE_URL": database.owner_url,
-            "PIN_KAFKA_BOOTSTRAP": bootstrap,
-            "PIN_KAFKA_SECURITY": "plaintext",
+            **without_variables(),
+            **database.variables(bootstrap),
             "PIN_JOB_TIMELINE_OVERDUE_BATCH_SIZE": "40",
             "PIN_JOB_TIMELINE_OVERDUE_MAX_BATCHES": "200",
             "PIN_JOB_TIMELINE_OVERDUE_INTERVAL": "0.5",

@@ -21,9 +21,10 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from chassis.testing import apache_kafka
 from chassis.testing.apache_kafka import KAFKA_VERSION, ApacheKafka, KafkaUnavailable, fetch, find_java
+from chassis.testing.kafka import cache_folder
 from chassis.testing.processes import CannotStart
 
-CACHE = Path(__file__).resolve().parents[3] / ".pin"
+CACHE = cache_folder(Path(__file__).resolve().parents[3])
 
 START = """
 import pathlib, signal, sys

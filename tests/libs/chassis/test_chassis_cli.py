@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
@@ -18,7 +17,7 @@ import pytest
 import crm
 from chassis.cli import ServiceCommand
 from chassis.testing.plugin import DatabaseTemplates, TestBroker, TestDatabase
-from chassis.testing.processes import HOST, free_ports, popen_tied, stop
+from chassis.testing.processes import HOST, free_ports, popen_tied, stop, without_variables
 from crm.app import build
 from crm.settings import CrmSettings
 
@@ -54,19 +53,7 @@ def environment(database: TestDatabase, broker: TestBroker) -> dict[str, str]:
 
 
 def environment_of(database: TestDatabase, bootstrap: str) -> dict[str, str]:
-    return {
-        "PIN_ENV": "development",
-        "PIN_DATABASE_URL": database.system_url,
-        "PIN_API_DATABASE_URL": database.api_url,
-        "PIN_MIGRATE_DATABASE_URL": database.owner_url,
-        "PIN_KAFKA_BOOTSTRAP": bootstrap,
-        "PIN_KAFKA_SECURITY": "plaintext",
-        "PIN_HTTP_PORT": "0",
-    }
-
-
-def without_settings() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("PIN_")}
+    return {**database.variables(bootstrap), "PIN_HTTP_PORT": "0"}
 
 
 @pytest.fixture
@@ -210,7 +197,7 @@ async def test_a_service_says_what_it_lacks_and_when_told_to_stop_finishes_its_b
         await rows.execute("lock table crm.audit_log in exclusive mode")
         with log.open("wb") as output:
             command = [sys.executable, "-m", "crm", "serve"]
-            process = popen_tied(command, cwd=tmp_path, output=output, env={**without_settings(), **environment})
+            process = popen_tied(command, cwd=tmp_path, output=output, env={**without_variables(), **environment})
 
         async def in_a_batch() -> bool:
             assert process.poll() is None, log.read_text()

@@ -18,7 +18,7 @@ from sqlalchemy import Column, DateTime, Integer, MetaData, Table, Text, Uuid
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from chassis.db import driver_connection
+from chassis.db import driver_connection, driver_error
 from chassis.jobs import Run
 from chassis.outbox import MessageRefused
 
@@ -103,6 +103,7 @@ select $1, f.id, 1, f.error, $4, $5, $5 from unnest($2::uuid[], $3::text[]) as f
 on conflict (job, id) do update set failures = p.failures + 1, last_error = excluded.last_error,
   last_run_id = excluded.last_run_id, last_failed_at = excluded.last_failed_at
 """
+# $1 is there only to keep the numbers of the predicate's parameters the same as in the claim.
 _FORGET_SETTLED = """
 delete from {schema}.job_poison p where $1::int > 0 and p.job = $2 and p.last_run_id <> $3
 and not exists (select from {table} t where t.id = p.id and {where})
@@ -273,10 +274,9 @@ class SkipLocked:
 
 
 def _is_a_rows_fault(error: BaseException) -> bool:
-    if isinstance(error, (MessageRefused, OverflowError, asyncpg.DataError)):
+    if isinstance(error, (MessageRefused, OverflowError)):
         return True
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    return str(getattr(cause, "sqlstate", None) or "").startswith(ROW_FAULTS)
+    return str(getattr(driver_error(error), "sqlstate", None) or "").startswith(ROW_FAULTS)
 
 
 def _short(error: BaseException) -> str:

@@ -28,7 +28,7 @@ from chassis.jobs import JobDriver
 from chassis.messaging import BrokerUnavailable
 from chassis.problems import Problem
 from chassis.relay import Relay
-from chassis.settings import ServiceSettings, SettingsInvalid, explain_invalid, explain_unreadable
+from chassis.settings import ServiceSettings, explain_invalid, explain_unreadable
 from chassis.telemetry import configure_logging
 
 ROLES = ("api", "consumers", "relay", "jobs")
@@ -92,8 +92,6 @@ class ServiceCommand(Generic[SettingsT]):
             return self._refuse(str(explain_invalid(error)))
         except SettingsError as error:
             return self._refuse(str(explain_unreadable(error)))
-        except SettingsInvalid as error:
-            return self._refuse(str(error))
         configure_logging(settings.log_level, self.name)
         try:
             return int(options.verb(settings, options))

@@ -213,20 +213,23 @@ def copy_bytes(value: bytes) -> str:
     return "\\\\x" + value.hex()
 
 
+def driver_error(error: BaseException) -> BaseException:
+    """Return what the driver raised, where SQLAlchemy has wrapped it (twice); else the error itself."""
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        return error.orig.__cause__ or error.orig
+    return error
+
+
 def is_infrastructure(error: BaseException) -> bool:
     """Tell whether an error speaks of the database's availability and not of the data."""
-    if isinstance(error, DBAPIError):
-        return (
-            error.connection_invalidated
-            or is_infrastructure(error.orig or Exception())
-            or (error.orig is not None and error.orig.__cause__ is not None and is_infrastructure(error.orig.__cause__))
-        )
-    return isinstance(error, INFRASTRUCTURE_ERRORS)
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    return isinstance(driver_error(error), INFRASTRUCTURE_ERRORS)
 
 
 def is_bad_value(error: BaseException) -> bool:
     """Tell whether the database refused a value as such: NUL in a text, NaN in JSON, a number out of range."""
-    cause = error.orig.__cause__ if isinstance(error, DBAPIError) and error.orig is not None else error
+    cause = driver_error(error)
     return isinstance(cause, asyncpg.DataError) and not isinstance(cause, asyncpg.DivisionByZeroError)
 
 

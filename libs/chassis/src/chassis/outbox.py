@@ -75,10 +75,12 @@ class Message:
     Attributes:
         event: its type.
         key: Kafka message key: the id of the entity whose order matters to the readers.
-        payload: the record's value, in the casing of its contract; JSON types, UUIDs as text, instants as RFC 3339
-        text. occurred_at: when it happened, timezone-aware. tenant_id: the tenant it concerns, if any. sequence:
-        version of the aggregate at emission; None where the class has no per-entity order. aggregate_id: id of the
-        aggregate; the key if not given. event_id: `ce_id`.
+        payload: the record's value, in the casing of its contract; JSON types, UUIDs and instants (RFC 3339) as text.
+        occurred_at: when it happened, timezone-aware.
+        tenant_id: the tenant it concerns, if any.
+        sequence: version of the aggregate at emission; None where the class has no per-entity order.
+        aggregate_id: id of the aggregate; the key if not given.
+        event_id: `ce_id`.
     """
 
     event: EventType
@@ -180,7 +182,6 @@ class Outbox:
     """
 
     def __init__(self, schema: str) -> None:
-        self.schema = schema
         self._table = f"{schema}.outbox"
 
     async def emit(self, session: AsyncSession, messages: Sequence[Message], cause: Cause) -> None:

@@ -5,7 +5,6 @@ the keys that could carry them, whatever a call site passes.
 """
 
 import logging
-import logging.config
 import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final

@@ -78,7 +78,7 @@ def _up(_: argparse.Namespace) -> int:
     _stop_on_sigterm()
     with Stack.start() as stack:
         PID_FILE.write_text(str(os.getpid()))
-        ENVIRONMENT_FILE.write_bytes(orjson.dumps(_pin_variables(stack.environment("crm"))))
+        ENVIRONMENT_FILE.write_bytes(orjson.dumps(stack.variables("crm")))
         crm = stack.address("crm")
         print(f"\n  crm        {crm}/v1/deals   {crm}/health/ready   {crm}/metrics   {crm}/openapi.json")
         print(f"  Postgres   {stack.url('postgres')}")
@@ -94,11 +94,6 @@ def _up(_: argparse.Namespace) -> int:
             PID_FILE.unlink(missing_ok=True)
             ENVIRONMENT_FILE.unlink(missing_ok=True)
             print("stopping", flush=True)
-
-
-def _pin_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that are ours."""
-    return {name: value for name, value in environment.items() if name.startswith("PIN_")}
 
 
 def _watch(stack: Stack) -> int:

@@ -17,10 +17,10 @@ from confluent_kafka import Producer
 from chassis.contracts import Contract, DeclaredMessage, ensure_topics, load_contracts
 from chassis.messaging import KafkaAddress
 from chassis.testing.apache_kafka import KAFKA_VERSION, ApacheKafka, KafkaUnavailable, fetch
-from chassis.testing.kafka import TopicReader
-from devstack.stack import HOME, ROOT
+from chassis.testing.kafka import TopicReader, cache_folder
+from devstack.stack import ROOT
 
-CACHE: Final = HOME / "cache"
+CACHE: Final = cache_folder(ROOT)
 CONTRACTS: Final = ROOT / "contracts"
 
 

@@ -5,7 +5,6 @@ Everything lives in `.pin/` of the checkout; nothing runs after the process that
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -21,8 +20,16 @@ import orjson
 
 from chassis import contracts
 from chassis.messaging import KafkaAddress
-from chassis.testing.kafka import RunningBroker
-from chassis.testing.processes import HOST, CannotStart, popen_tied, require_free, stop
+from chassis.testing.kafka import RunningBroker, cache_folder
+from chassis.testing.processes import (
+    HOST,
+    CannotStart,
+    popen_tied,
+    require_free,
+    service_variables,
+    stop,
+    without_variables,
+)
 from chassis.testing.servers import EmbeddedPostgres
 from devstack.identity import DevelopmentIssuer
 
@@ -90,7 +97,7 @@ class Stack:
             )
             undo.callback(postgres.stop)
             say(f"Postgres on {HOST}:{postgres.port}")
-            broker = RunningBroker.start(home / "kafka", HOME / "cache", port=KAFKA_PORT if fixed_ports else None)
+            broker = RunningBroker.start(home / "kafka", cache_folder(ROOT), port=KAFKA_PORT if fixed_ports else None)
             undo.callback(broker.stop)
             say(f"Kafka ({broker.kind}) on {broker.bootstrap}")
             stack = cls(home, postgres, broker, DevelopmentIssuer.load(HOME), ports)
@@ -140,21 +147,18 @@ class Stack:
         """Return a service's HTTP address."""
         return f"http://{HOST}:{self.ports[service]}"
 
-    def environment(self, service: str) -> dict[str, str]:
-        """Return the environment variables that a service gets."""
-        schema = service.replace("-", "_")
+    def variables(self, service: str) -> dict[str, str]:
+        """Return the settings of a service as environment variables."""
         return {
-            **{name: value for name, value in os.environ.items() if not name.startswith("PIN_")},
-            "PIN_ENV": "development",
-            "PIN_DATABASE_URL": self.url(f"{schema}_system"),
-            "PIN_API_DATABASE_URL": self.url(f"{schema}_api"),
-            "PIN_MIGRATE_DATABASE_URL": self.url(f"{schema}_owner"),
-            "PIN_KAFKA_BOOTSTRAP": self.broker.bootstrap,
-            "PIN_KAFKA_SECURITY": "plaintext",
+            **service_variables(service.replace("-", "_"), self.url, self.broker.bootstrap),
             "PIN_JWT_ISSUERS": orjson.dumps([self.issuer.trusted()]).decode(),
             "PIN_HTTP_PORT": str(self.ports[service]),
             **self.overrides,
         }
+
+    def environment(self, service: str) -> dict[str, str]:
+        """Return the whole environment of a service's process."""
+        return without_variables() | self.variables(service)
 
     def migrate(self, service: str) -> None:
         """Bring a service's schema to the newest revision.

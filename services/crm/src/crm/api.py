@@ -5,7 +5,7 @@ body that passes here never fails in an insert.
 """
 
 import math
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Final
 from uuid import UUID
 
@@ -18,6 +18,8 @@ from chassis.web import Call, ErrorAnswer, reading, writing
 from crm import commands, queries
 from crm.domain import (
     CLOSES,
+    EARLIEST,
+    LATEST,
     DealNotActive,
     DealNotFound,
     DealStatus,
@@ -37,9 +39,6 @@ ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
     NoOpenStep: ErrorAnswer(409, "no_open_step"),
     StepTransitionRefused: ErrorAnswer(409, "step_transition_refused"),
 }
-EARLIEST: Final = datetime(1900, 1, 1, tzinfo=UTC)
-LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
-"""Beyond these an instant leaves the calendar in some offset, or means infinity to the database driver."""
 DEEPEST: Final = 32
 
 

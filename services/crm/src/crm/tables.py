@@ -23,7 +23,7 @@ from sqlalchemy.orm import registry
 from chassis.audit import audit_table
 from chassis.batching import job_poison_table
 from chassis.outbox import outbox_table
-from crm.domain import Deal, DealStatus, DealTimelineEventType, StepStatus, TimelineStep
+from crm.domain import EARLIEST, LATEST, Deal, DealStatus, DealTimelineEventType, StepStatus, TimelineStep
 
 SCHEMA: Final = "crm"
 metadata = MetaData(schema=SCHEMA)
@@ -89,8 +89,8 @@ steps = Table(
     CheckConstraint("(completed_at is not null) = (status = 'Done')", name="ck_completed_iff_done"),
     CheckConstraint("status <> 'Overdue' or due_at is not null", name="ck_overdue_has_due"),
     CheckConstraint(
-        "occurred_at >= '1900-01-01 00:00:00+00' and occurred_at < '9999-01-01 00:00:00+00'"
-        " and (due_at is null or (due_at >= '1900-01-01 00:00:00+00' and due_at < '9999-01-01 00:00:00+00'))",
+        f"occurred_at >= '{EARLIEST}' and occurred_at < '{LATEST}'"
+        f" and (due_at is null or (due_at >= '{EARLIEST}' and due_at < '{LATEST}'))",
         name="ck_instants_representable",
     ),
     Index("ix_deal_timeline_event_in_progress", "due_at", "id", postgresql_where=text("status = 'InProgress'")),

@@ -22,6 +22,11 @@ from chassis.testing.servers import EmbeddedBroker
 CHOICE: Final = "PIN_KAFKA"
 
 
+def cache_folder(root: Path) -> Path:
+    """Return the folder of fetched software of a checkout."""
+    return root / ".pin" / "cache"
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One record as a foreign consumer sees it."""

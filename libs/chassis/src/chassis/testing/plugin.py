@@ -25,8 +25,8 @@ import pytest
 from chassis import contracts, migrations
 from chassis.clock import MovableClock
 from chassis.messaging import KafkaAddress
-from chassis.testing.kafka import Event, RunningBroker, TopicReader
-from chassis.testing.processes import CannotStart
+from chassis.testing.kafka import Event, RunningBroker, TopicReader, cache_folder
+from chassis.testing.processes import CannotStart, service_variables
 from chassis.testing.servers import FAST_AND_UNSAFE, EmbeddedPostgres
 
 START: Final = datetime(2026, 11, 30, 9, 0, tzinfo=UTC)
@@ -56,6 +56,10 @@ class TestDatabase:
     def owner_url(self) -> str:
         """Address for migrations."""
         return self.server.url(f"{self.schema}_owner", self.name)
+
+    def variables(self, bootstrap: str) -> dict[str, str]:
+        """Return the environment variables with which the service runs on this database and a broker."""
+        return service_variables(self.schema, lambda role: self.server.url(role, self.name), bootstrap)
 
     @property
     def admin_url(self) -> str:
@@ -150,11 +154,6 @@ class TestBroker:
 
 def _root(config: pytest.Config) -> Path:
     return config.rootpath
-
-
-def cache_folder(root: Path) -> Path:
-    """Return the folder of fetched software of a checkout."""
-    return root / ".pin" / "cache"
 
 
 @pytest.fixture(scope="session")

@@ -89,6 +89,29 @@ def accepts_connections(port: int, host: str = HOST) -> bool:
         return False
 
 
+def service_variables(schema: str, url_of: Callable[[str], str], bootstrap: str) -> dict[str, str]:
+    """Return the environment variables with which a service runs on servers of this package.
+
+    Args:
+        schema: the service's schema, which its three roles are named after.
+        url_of: gives the database's address for a role.
+        bootstrap: `host:port` of the broker.
+    """
+    return {
+        "PIN_ENV": "development",
+        "PIN_DATABASE_URL": url_of(f"{schema}_system"),
+        "PIN_API_DATABASE_URL": url_of(f"{schema}_api"),
+        "PIN_MIGRATE_DATABASE_URL": url_of(f"{schema}_owner"),
+        "PIN_KAFKA_BOOTSTRAP": bootstrap,
+        "PIN_KAFKA_SECURITY": "plaintext",
+    }
+
+
+def without_variables() -> dict[str, str]:
+    """Return this process's environment less what would reach a service as a setting."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PIN_")}
+
+
 def popen_tied(
     command: Sequence[str],
     *,
