@@ -9,7 +9,6 @@ from confluent_kafka import Producer as ForeignProducer
 from kafka_proxy import INIT_PRODUCER_ID, PRODUCE, Fate, KafkaProxy, Request, kafka_proxy
 
 from chassis.messaging import (
-    MAX_BATCH_BYTES,
     BrokerUnavailable,
     KafkaAddress,
     Producer,
@@ -19,6 +18,7 @@ from chassis.messaging import (
     read_topics,
     require_topics,
 )
+from chassis.messaging.kafka import MAX_BATCH_BYTES
 from chassis.outbox import MAX_RECORD_BYTES
 from chassis.testing.kafka import Event
 from chassis.testing.plugin import TestBroker

@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Any, Final, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
+Entity = TypeVar("Entity")
 COMMAND_SECONDS: Final = 75.0
 """Longest wait for an answer of the database; above the server's own limit, for a network that is gone."""
 
@@ -170,6 +171,41 @@ def mark_emitted(session: AsyncSession) -> None:
     session.info["emitted"] = True
 
 
+@asynccontextmanager
+async def gathered(session: AsyncSession) -> AsyncIterator[None]:
+    """Write what a block gives to `copy_lines` and `flush` once, at its end: many small commands, few statements.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError, asyncpg.PostgresError: as those do, at the end of the block.
+    """
+    lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    session.info["gathered"] = lines
+    try:
+        yield
+    finally:
+        del session.info["gathered"]
+    await session.flush()
+    for (table, columns), rows in lines.items():
+        await copy_lines(session, table, columns, rows)
+
+
+async def flush(session: AsyncSession) -> None:
+    """Send a session's changed entities to the database now, or at the end of the enclosing `gathered` block."""
+    if "gathered" not in session.info:
+        await session.flush()
+
+
+def remember_locked(session: AsyncSession, entity: object, key: object) -> None:
+    """Note that this session has locked an entity's row, so that `find_locked` gives it without asking again."""
+    session.info.setdefault("locked", {})[type(entity), key] = entity
+
+
+def find_locked(session: AsyncSession, kind: type[Entity], key: object) -> Entity | None:
+    """Return the entity of a row that this session has locked and loaded already, or None."""
+    locked: dict[Any, Entity] = session.info.get("locked", {})
+    return locked.get((kind, key))
+
+
 async def driver_connection(session: AsyncSession) -> "asyncpg.Connection[asyncpg.Record]":
     """Return the asyncpg connection of a session's open transaction, for set-based statements over arrays.
 
@@ -197,6 +233,10 @@ async def copy_lines(session: AsyncSession, table: str, columns: Sequence[str], 
     Raises:
         asyncpg.PostgresError: the database refused a row; none is inserted.
     """
+    waiting = session.info.get("gathered")
+    if waiting is not None:
+        waiting.setdefault((table, tuple(columns)), []).extend(lines)
+        return
     schema, name = table.split(".")
     connection = await driver_connection(session)
     source = io.BytesIO("\n".join([*lines, ""]).encode())

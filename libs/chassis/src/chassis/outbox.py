@@ -7,7 +7,7 @@ holds the row lock of its aggregate, so the order of ids within a key is the ord
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -33,7 +33,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.db import COPY_NULL, copy_bytes, copy_lines, copy_text, mark_emitted
-from chassis.ids import new_id
+from chassis.ids import derived_event_id, new_id
 from chassis.instants import rfc3339
 from chassis.sqltypes import Xid8
 
@@ -190,15 +190,25 @@ class Outbox:
         Args:
             session: an open write session; nothing is sent before it commits.
             messages: the events; an empty sequence does nothing.
-            cause: what ties them together.
+            cause: what ties them together; events that another event caused get ids derived from it, so that
+                handling it twice gives the same ids.
 
         Raises:
             MessageRefused: an event can't be encoded or is too large; nothing is written.
         """
         if not messages:
             return
+        if cause.causation_id is not None:
+            messages = [_derived(session, message, cause.causation_id) for message in messages]
         await copy_lines(session, self._table, _COLUMNS, [_line(message, cause) for message in messages])
         mark_emitted(session)
+
+
+def _derived(session: AsyncSession, message: Message, causation_id: UUID) -> Message:
+    counts: dict[tuple[UUID, str], int] = session.info.setdefault("emitted_for", {})
+    ordinal = counts.get((causation_id, message.event.type), 0)
+    counts[causation_id, message.event.type] = ordinal + 1
+    return replace(message, event_id=derived_event_id(causation_id, message.event.type, ordinal))
 
 
 def _line(message: Message, cause: Cause) -> str:

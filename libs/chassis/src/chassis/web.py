@@ -75,7 +75,8 @@ def create_app(
         background: loops started and stopped with the application.
         ready: named checks of `/health/ready`.
         on_close: awaited in order after the loops have stopped.
-        state: values for `app.state` (`api_database` and `verifier` are read by the dependencies below).
+        state: values for `app.state` (`api_database`, `system_database` and `verifier` are read by the dependencies
+            below).
     """
 
     @asynccontextmanager
@@ -313,6 +314,29 @@ def writing(scope: str) -> Any:
 def reading(scope: str) -> Any:
     """Return the dependency of a route that only reads: a `Call` with a read-only session."""
     return Depends(_call(scope, read_only=True), scope="function")
+
+
+PLATFORM_ADMIN: Final = "platform-admin"
+"""Role of the people who operate the platform across tenants; no tenant's own role is worth it."""
+
+
+def operating(scope: str) -> Any:
+    """Return the dependency of a route for the person on call: a `Call` of the system role, across tenants.
+
+    Raises (in the route):
+        Forbidden: the scope or the role `platform-admin` is missing (403).
+    """
+
+    async def dependency(
+        request: Request, principal: Annotated[Principal, Depends(principal_with(scope))]
+    ) -> AsyncIterator[Call]:
+        if PLATFORM_ADMIN not in principal.roles:
+            raise Forbidden(f"role {PLATFORM_ADMIN} is required")
+        database: Database = request.app.state.system_database
+        async with database.write(principal.actor) as session:
+            yield Call(session, principal, request.state.correlation_id)
+
+    return Depends(dependency, scope="function")
 
 
 def _call(scope: str, *, read_only: bool) -> Callable[..., AsyncIterator[Call]]:

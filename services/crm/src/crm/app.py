@@ -76,6 +76,11 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
         background=Background(loops, registry),
         ready={"database": api_database.ping, "kafka": kafka_is_ready},
         on_close=[close],
-        state={"api_database": api_database, "verifier": TokenVerifier(settings.jwt_issuers), "clock": clock},
+        state={
+            "api_database": api_database,
+            "system_database": system,
+            "verifier": TokenVerifier(settings.jwt_issuers),
+            "clock": clock,
+        },
     )
     return Crm(app, drivers, relays, close)

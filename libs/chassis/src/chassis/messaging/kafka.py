@@ -5,11 +5,9 @@ no third outcome. Records of one key keep the order in which they were given.
 """
 
 import asyncio
-import ssl
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Final
 
 import structlog
 from aiokafka import AIOKafkaProducer
@@ -18,65 +16,12 @@ from aiokafka.errors import KafkaError, ProducerClosed, TopicAlreadyExistsError
 from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.producer.message_accumulator import BatchBuilder
 
+from chassis.messaging.records import BrokerUnavailable, KafkaAddress, Record, TopicSpec
+
 MAX_BATCH_BYTES: Final = 256 * 1024
 LONGEST_CLOSE: Final = 1.0
 _PARTITION: Final = DefaultPartitioner()
 log = structlog.get_logger(__name__)
-
-
-class BrokerUnavailable(Exception):
-    """Kafka could not be reached, or did not acknowledge in time; nothing is known about the records."""
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaAddress:
-    """Where Kafka is and how to speak to it.
-
-    Attributes:
-        bootstrap: `host:port[,host:port]`.
-        security: plaintext or ssl; settings refuse plaintext outside development.
-    """
-
-    bootstrap: str
-    security: str = "plaintext"
-
-    def client_arguments(self) -> dict[str, Any]:
-        """Return the connection arguments that every client of the library takes."""
-        arguments: dict[str, Any] = {
-            "bootstrap_servers": self.bootstrap,
-            "security_protocol": self.security.upper(),
-            "request_timeout_ms": 10_000,
-        }
-        if self.security == "ssl":
-            arguments["ssl_context"] = ssl.create_default_context()
-        return arguments
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One Kafka record to send: key and value as bytes, headers in order."""
-
-    topic: str
-    key: bytes
-    value: bytes
-    headers: Sequence[tuple[str, bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class TopicSpec:
-    """A topic as its contract declares it.
-
-    Attributes:
-        name: the topic's name.
-        partitions: number of partitions, fixed at birth.
-        replicas: replication factor.
-        config: broker-side topic settings, as text.
-    """
-
-    name: str
-    partitions: int
-    replicas: int = 1
-    config: Mapping[str, str] = field(default_factory=dict)
 
 
 class Producer:
