@@ -12,9 +12,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CHASSIS = "libs/chassis/src/chassis"
-COMMITTERS = {f"{CHASSIS}/db.py": "session.commit", f"{CHASSIS}/migrations.py": "connection.commit"}
-KAFKA_CLIENTS = {f"{CHASSIS}/messaging/kafka.py"}
-DRIVERS = {f"{CHASSIS}/{name}.py" for name in ("web", "jobs", "runtime", "batching")}
+COMMITTERS = {
+    f"{CHASSIS}/db.py": "session.commit",
+    f"{CHASSIS}/migrations.py": "connection.commit",
+    f"{CHASSIS}/messaging/kafka_group.py": "self._client.commit",  # offsets, after the database
+}
+KAFKA_CLIENTS = {f"{CHASSIS}/messaging/kafka.py", f"{CHASSIS}/messaging/kafka_group.py"}
+_DRIVERS = ("web", "jobs", "runtime", "batching", "consumers/batches", "consumers/parking")
+DRIVERS = {f"{CHASSIS}/{name}.py" for name in _DRIVERS}
 TASK_STARTERS = {"create_task", "ensure_future"}
 BANNED_WORDS = {"utils", "util", "common", "helpers", "helper", "base", "manager", "data", "info"}
 SQLALCHEMY_HOOKS = {"process_bind_param", "process_result_value"}

@@ -14,6 +14,7 @@ from sqlalchemy import MetaData, create_mock_engine
 
 from chassis.audit import audit_table
 from chassis.batching import job_poison_table
+from chassis.consumers.tables import dead_letter_table, inbox_table, parked_key_table
 from chassis.db import Database
 from chassis.messaging import TopicSpec, create_topics
 from chassis.outbox import EventType, Message, outbox_table
@@ -44,6 +45,9 @@ def _tables() -> str:
     outbox_table(metadata)
     audit_table(metadata)
     job_poison_table(metadata)
+    inbox_table(metadata)
+    dead_letter_table(metadata)
+    parked_key_table(metadata)
     statements: list[str] = []
     engine = create_mock_engine(
         "postgresql+asyncpg://", lambda sql, *_, **__: statements.append(str(sql.compile(dialect=engine.dialect)))
@@ -86,7 +90,8 @@ async def scratch(chassis_database: TestDatabase, eventually: Callable) -> TestD
         return not await admin.fetchval(f"select count(pg_terminate_backend(pid)) {others}")
 
     await eventually(alone)
-    await admin.execute("truncate crm.thing, crm.outbox, crm.audit_log, crm.job_poison restart identity")
+    tables = "thing, outbox, audit_log, job_poison, inbox, dead_letter, parked_key"
+    await admin.execute(f"truncate {', '.join(f'crm.{table}' for table in tables.split(', '))} restart identity")
     await admin.close()
     return chassis_database
 

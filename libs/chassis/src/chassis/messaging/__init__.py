@@ -1,15 +1,20 @@
 """Kafka: what services may use of it. `kafka` is the only module that imports the client library."""
 
 from chassis.messaging.kafka import Producer, create_topics, read_topics, require_topics
-from chassis.messaging.records import BrokerUnavailable, KafkaAddress, Record, TopicSpec
+from chassis.messaging.kafka_group import GroupReader, read_lag
+from chassis.messaging.records import BrokerUnavailable, KafkaAddress, Place, Received, Record, TopicSpec
 
 __all__ = [
     "BrokerUnavailable",
+    "GroupReader",
     "KafkaAddress",
+    "Place",
     "Producer",
+    "Received",
     "Record",
     "TopicSpec",
     "create_topics",
+    "read_lag",
     "read_topics",
     "require_topics",
 ]

@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class BrokerUnavailable(Exception):
@@ -59,3 +59,33 @@ class TopicSpec:
     partitions: int
     replicas: int = 1
     config: Mapping[str, str] = field(default_factory=dict)
+
+
+class Place(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One record as the broker keeps it; nothing in it has been decoded.
+
+    Attributes:
+        timestamp_ms: the record's timestamp, milliseconds since 1970 UTC.
+        headers: names and values in order.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+
+    @property
+    def place(self) -> Place:
+        """The partition it stands in."""
+        return Place(self.topic, self.partition)
