@@ -24,7 +24,7 @@ from crm.settings import CrmSettings
 pytestmark = pytest.mark.messaging
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMAND = ServiceCommand(name="crm", settings=CrmSettings, build=build, package_file=crm.__file__)
+COMMAND = ServiceCommand(name="crm", settings=CrmSettings, build=build, package_file=crm.__file__, schema="crm")
 DUE_STEPS = """
 with deal as (
   insert into crm.deal select gen_random_uuid(), gen_random_uuid(), 'a deal', 'Active', 1, now(), now() returning *

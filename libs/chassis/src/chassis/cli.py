@@ -1,4 +1,4 @@
-"""The verbs of a service's command line, the same for all: serve, migrate, job, relay.
+"""The verbs of a service's command line, the same for all: serve, migrate, job, relay, dead-letters.
 
 A mistake in the environment or an argument is one line on standard error and exit status 2; what was refused changed
 nothing.
@@ -23,7 +23,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from chassis import migrations
-from chassis.db import safe_address
+from chassis.clock import DatabaseClock
+from chassis.consumers import admin
+from chassis.consumers.dead_letters import DeadLetterNotFound, DeadLetterResolved
+from chassis.db import Database, safe_address
 from chassis.jobs import JobDriver
 from chassis.messaging import BrokerUnavailable
 from chassis.problems import Problem
@@ -76,12 +79,14 @@ class ServiceCommand(Generic[SettingsT]):
         settings: its settings class.
         build: its composition root, given the settings and the roles to run.
         package_file: `__file__` of its package, beside which the migrations are found.
+        schema: its Postgres schema.
     """
 
     name: str
     settings: Callable[[], SettingsT]
     build: Callable[[SettingsT, frozenset[str]], Parts]
     package_file: str
+    schema: str
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Run one verb; return the exit status (0 done, 1 failed, 2 not understood)."""
@@ -117,6 +122,9 @@ class ServiceCommand(Generic[SettingsT]):
         relay = verbs.add_parser("relay", help="publish what the outbox holds")
         relay.add_argument("--once", action="store_true", required=True, help="until nothing is left, then exit")
         relay.set_defaults(verb=self._relay)
+        letters = verbs.add_parser("dead-letters", help="list, show, retry or discard what consumers set aside")
+        admin.add_arguments(letters)
+        letters.set_defaults(verb=self._dead_letters)
         return parser
 
     def _serve(self, settings: SettingsT, options: argparse.Namespace) -> int:
@@ -176,6 +184,21 @@ class ServiceCommand(Generic[SettingsT]):
             return 0
 
         return asyncio.run(once())
+
+    def _dead_letters(self, settings: SettingsT, options: argparse.Namespace) -> int:
+        async def act() -> list[str]:
+            database = Database(settings.database_url, application_name=self.name)
+            try:
+                return await admin.run(database, self.schema, DatabaseClock(), options)
+            finally:
+                await database.close()
+
+        try:
+            lines = asyncio.run(act())
+        except (DeadLetterNotFound, DeadLetterResolved, ValueError) as error:
+            return self._refuse(str(error), status=1)
+        print("\n".join(lines) or "none")
+        return 0
 
     def _refuse(self, reason: str, status: int = 2) -> int:
         for line in reason.splitlines():

@@ -5,11 +5,12 @@ A missing or impossible value stops the process before it opens anything, with o
 
 import os
 import re
+from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, FilePath, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -64,7 +65,9 @@ class ServiceSettings(BaseSettings):
         api_database_url: the API role's address, under row level security.
         migrate_database_url: the owner's address, for migrations only.
         kafka_bootstrap: `host:port[,host:port]`.
-        kafka_security: ssl, or plaintext in development.
+        kafka_security: ssl, sasl_ssl (user and password within TLS), or plaintext in development.
+        kafka_ca_file, kafka_cert_file, kafka_key_file: PEM files: whom to trust, and our own certificate.
+        kafka_sasl_mechanism, kafka_username, kafka_password: for sasl_ssl.
         jwt_issuers: whose tokens the API accepts (JSON list).
         relay_interval: seconds between looks at the outbox when no local commit wakes the relay.
         relay_workers: relay workers of all processes together; each takes its share of the 64 lanes.
@@ -79,7 +82,13 @@ class ServiceSettings(BaseSettings):
     api_database_url: str = Field(pattern=r"^postgresql://")
     migrate_database_url: str = Field(pattern=r"^postgresql://")
     kafka_bootstrap: str = Field(pattern=f"^{_BROKER}(,{_BROKER})*$")
-    kafka_security: Literal["plaintext", "ssl"] = "ssl"
+    kafka_security: Literal["plaintext", "ssl", "sasl_ssl"] = "ssl"
+    kafka_ca_file: FilePath | None = None
+    kafka_cert_file: FilePath | None = None
+    kafka_key_file: FilePath | None = None
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    kafka_username: str | None = None
+    kafka_password: SecretStr | None = None
     jwt_issuers: list[JwtIssuer] = []
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     http_host: str = "127.0.0.1"
@@ -114,10 +123,35 @@ class ServiceSettings(BaseSettings):
             raise ValueError("PIN_KAFKA_SECURITY=plaintext is refused unless PIN_ENV=development")
         return self
 
+    @model_validator(mode="after")
+    def _kafka_credentials_are_complete(self) -> "ServiceSettings":
+        if self.kafka_security == "sasl_ssl" and not (self.kafka_username and self.kafka_password):
+            raise ValueError("PIN_KAFKA_SECURITY=sasl_ssl needs PIN_KAFKA_USERNAME and PIN_KAFKA_PASSWORD")
+        if (self.kafka_cert_file is None) != (self.kafka_key_file is None):
+            raise ValueError("PIN_KAFKA_CERT_FILE and PIN_KAFKA_KEY_FILE belong together")
+        try:
+            self.kafka.client_arguments()
+        except OSError as error:  # SSLError too: a file that holds no certificate
+            raise ValueError(f"PIN_KAFKA_*_FILE: {error.strerror or error}") from None
+        return self
+
     @property
     def kafka(self) -> KafkaAddress:
         """Where Kafka is."""
-        return KafkaAddress(self.kafka_bootstrap, self.kafka_security)
+        return KafkaAddress(
+            self.kafka_bootstrap,
+            self.kafka_security,
+            ca_file=_text(self.kafka_ca_file),
+            cert_file=_text(self.kafka_cert_file),
+            key_file=_text(self.kafka_key_file),
+            sasl_mechanism=self.kafka_sasl_mechanism,
+            username=self.kafka_username,
+            password=self.kafka_password.get_secret_value() if self.kafka_password else None,
+        )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _check_port(port: int) -> None:

@@ -7,6 +7,8 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from chassis.clock import Clock, DatabaseClock
+from chassis.consumers import admin
+from chassis.consumers.lag import LagWatch
 from chassis.db import Database
 from chassis.identity import TokenVerifier
 from chassis.jobs import JobDriver
@@ -55,7 +57,7 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
     drivers = [JobDriver(job, system, clock) for job in jobs.declare_jobs(settings, system, registry)]
     loops: list[Loop] = []
     if "relay" in roles:
-        loops += [*relays, OutboxWatch(system, SCHEMA, metrics)]
+        loops += [*relays, OutboxWatch(system, SCHEMA, metrics), LagWatch(settings.kafka, registry)]
     if "jobs" in roles:
         loops += drivers
 
@@ -71,8 +73,8 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
         title="crm",
         version=version("crm"),
         registry=registry,
-        routers=[api.router] if "api" in roles else [],
-        errors=api.ERRORS,
+        routers=[api.router, admin.router("crm", SCHEMA)] if "api" in roles else [],
+        errors=api.ERRORS | admin.ERRORS,
         background=Background(loops, registry),
         ready={"database": api_database.ping, "kafka": kafka_is_ready},
         on_close=[close],

@@ -16,21 +16,44 @@ class KafkaAddress:
 
     Attributes:
         bootstrap: `host:port[,host:port]`.
-        security: plaintext or ssl; settings refuse plaintext outside development.
+        security: plaintext, ssl or sasl_ssl; settings refuse plaintext outside development.
+        ca_file: certificates (PEM) to trust in place of the system's.
+        cert_file: our certificate (PEM), where the broker asks for one.
+        key_file: its private key (PEM).
+        sasl_mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, with `sasl_ssl`.
+        username: for SASL.
+        password: for SASL; never shown.
     """
 
     bootstrap: str
     security: str = "plaintext"
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    sasl_mechanism: str = "SCRAM-SHA-512"
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
 
     def client_arguments(self) -> dict[str, Any]:
-        """Return the connection arguments that every client of the library takes."""
+        """Return the connection arguments that every client of the library takes.
+
+        Raises:
+            OSError: a certificate file can't be read (ssl.SSLError: it holds no certificate).
+        """
         arguments: dict[str, Any] = {
             "bootstrap_servers": self.bootstrap,
             "security_protocol": self.security.upper(),
             "request_timeout_ms": 10_000,
         }
-        if self.security == "ssl":
-            arguments["ssl_context"] = ssl.create_default_context()
+        if self.security in ("ssl", "sasl_ssl"):
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+            arguments["ssl_context"] = context
+        if self.security == "sasl_ssl":
+            arguments["sasl_mechanism"] = self.sasl_mechanism
+            arguments["sasl_plain_username"] = self.username
+            arguments["sasl_plain_password"] = self.password
         return arguments
 
 
