@@ -4,8 +4,9 @@ Each key's records are handled in order. A record that fails holds up its key on
 again, and after the last attempt its key is parked and what comes behind it is put there too.
 """
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,14 +20,15 @@ from chassis.consumers.faults import Fault, ParkingFull, must_wait
 from chassis.consumers.handling import Handling, Item
 from chassis.db import DATABASE_ERRORS
 from chassis.messaging import Place, Received
-from chassis.runtime import Stop
 
 ATTEMPTS: Final = 5
 PAUSES: Final = (0.5, 1.5, 3.0, 5.0)
 """Seconds between the attempts: five of them take about ten seconds."""
 
-BATCH_SECONDS: Final = 60.0
+BATCH_SECONDS: Final = 20.0
 RECORD_SECONDS: Final = 15.0
+"""Time limits of a transaction; below what the group waits for a member before it gives its partitions away."""
+
 LONGEST_ONE_BY_ONE: Final = 120.0
 """Seconds after which what is still unresolved is read again, so that the group never takes us for dead."""
 
@@ -67,8 +69,12 @@ class Batches:
         self._metrics = handling.metrics
         self._group = handling.consumer.group
 
-    async def take(self, records: Sequence[Received], stop: Stop) -> Progress:
+    async def take(self, records: Sequence[Received], hurry: Callable[[], bool] = lambda: False) -> Progress:
         """Handle a batch; every record is handled, set aside, or reported as unresolved.
+
+        Args:
+            records: each partition's in the order of offsets.
+            hurry: asked between attempts; once true, what has not been resolved is left unresolved.
 
         Raises:
             Waiting: the database or a source is away; what was handled before is in the inbox.
@@ -82,30 +88,30 @@ class Batches:
             await self._wait_if_away(error)
             log.warning("batch failed, one by one", consumer=self._group, records=len(items), **_shown(error))
             self._metrics.batches.labels(self._group, "one_by_one").inc()
-            unresolved, full = await self._one_by_one(items, stop)
+            unresolved, full = await self._one_by_one(items, hurry)
         else:
             self._metrics.batches.labels(self._group, "whole").inc()
             unresolved, full = [], set()
         self._metrics.ignored.labels(self._group).inc(ignored)
         return _progress(records, unresolved, full)
 
-    async def _one_by_one(self, items: Sequence[Item], stop: Stop) -> tuple[list[Item], set[Place]]:
+    async def _one_by_one(self, items: Sequence[Item], hurry: Callable[[], bool]) -> tuple[list[Item], set[Place]]:
         """Go round the records until none is left; return the unresolved ones, and the partitions that are full."""
         deadline = time.monotonic() + LONGEST_ONE_BY_ONE
         left, full = list(items), set[Place]()
         for pause in (*self._pauses, *[self._pauses[-1]] * len(items)):
-            left = await self._round(left, full, deadline)
+            left = await self._round(left, full, lambda: time.monotonic() > deadline or hurry())
             waiting = [item for item in left if item.record.place not in full]
-            if not waiting or time.monotonic() > deadline or await stop.wait(pause):
+            if not waiting or await _rested(pause, lambda: time.monotonic() > deadline or hurry()):
                 break
             self._metrics.retries.labels(self._group).inc(len({item.key for item in waiting}))
         return left, full
 
-    async def _round(self, items: Sequence[Item], full: set[Place], deadline: float) -> list[Item]:
+    async def _round(self, items: Sequence[Item], full: set[Place], over: Callable[[], bool]) -> list[Item]:
         left: list[Item] = []
         held_up: set[bytes] = set()
         for item in items:
-            if item.key in held_up or item.record.place in full or time.monotonic() > deadline:
+            if item.key in held_up or item.record.place in full or over():
                 left.append(item)
                 continue
             try:
@@ -175,6 +181,14 @@ class Batches:
             raise Waiting(
                 f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
             ) from error
+
+
+async def _rested(seconds: float, over: Callable[[], bool]) -> bool:
+    """Wait, `seconds` at most; return whether it is over."""
+    until = time.monotonic() + seconds
+    while not over() and time.monotonic() < until:  # noqa: ASYNC110 - two conditions, of which one is a clock
+        await asyncio.sleep(min(0.1, seconds))
+    return over()
 
 
 def _progress(records: Sequence[Received], unresolved: Sequence[Item], full: set[Place]) -> Progress:

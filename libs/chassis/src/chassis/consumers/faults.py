@@ -84,10 +84,10 @@ async def _answers(database: Database) -> bool:
 
 def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    ours = [frame for frame in frames if "/src/" in frame.filename] or frames
     if not ours:
         return ""
-    module = ours[-1].filename.removesuffix(".py").rpartition("/src/")[2].replace("/", ".")
+    module = ours[-1].filename.removesuffix(".py").rpartition("/src/")[2].strip("/").replace("/", ".")
     return f"raised in {module}.{ours[-1].name}, line {ours[-1].lineno}"
 
 

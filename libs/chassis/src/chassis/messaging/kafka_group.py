@@ -23,8 +23,14 @@ from chassis.messaging.records import BrokerUnavailable, KafkaAddress, Place, Re
 
 SESSION_SECONDS: Final = 45
 LONGEST_BETWEEN_POLLS: Final = 300
-REBALANCE_SECONDS: Final = 60
+REBALANCE_SECONDS: Final = 30
 """How long the group waits for a member that finishes its batch."""
+
+REQUEST_SECONDS: Final = 40
+"""Above REBALANCE_SECONDS: the broker answers a request to join only when all members have joined, and a member that
+asks again too early leaves a ghost behind, for which the group waits once more."""
+
+COMMIT_SECONDS: Final = 10.0
 LONGEST_CLOSE: Final = 5.0
 log = structlog.get_logger(__name__)
 
@@ -37,37 +43,42 @@ class GroupReader:
         group: the group's name, `pin.<context>.<consumer>`.
         topics: what to read; topics that don't exist are left out by whoever calls.
         on_revoked: awaited before partitions are given to another member.
+        session_seconds: how long the group waits for a sign of life before it gives our partitions away.
     """
 
     def __init__(
-        self, address: KafkaAddress, group: str, topics: Collection[str], on_revoked: Callable[[], Awaitable[None]]
+        self,
+        address: KafkaAddress,
+        group: str,
+        topics: Collection[str],
+        on_revoked: Callable[[], Awaitable[None]],
+        session_seconds: float = SESSION_SECONDS,
     ) -> None:
         self._address = address
         self._client = AIOKafkaConsumer(
-            **address.client_arguments(),
+            **address.client_arguments() | {"request_timeout_ms": REQUEST_SECONDS * 1000},
             client_id=group,
             group_id=group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             partition_assignment_strategy=[RangePartitionAssignor],
-            session_timeout_ms=SESSION_SECONDS * 1000,
-            heartbeat_interval_ms=3000,
+            session_timeout_ms=int(session_seconds * 1000),
+            heartbeat_interval_ms=min(3000, int(session_seconds * 300)),
             max_poll_interval_ms=LONGEST_BETWEEN_POLLS * 1000,
             rebalance_timeout_ms=REBALANCE_SECONDS * 1000,
             fetch_max_wait_ms=500,
         )
         self._client.subscribe(list(topics), listener=_Listener(on_revoked))
 
-    async def start(self, seconds: float = 120.0) -> None:
-        """Join the group.
+    async def start(self) -> None:
+        """Join the group, which waits for its other members.
 
         Raises:
-            BrokerUnavailable: no broker answers in time.
+            BrokerUnavailable: no broker answers.
         """
         try:
-            async with asyncio.timeout(seconds):
-                await self._client.start()
-        except (KafkaError, OSError, TimeoutError) as error:
+            await self._client.start()
+        except (KafkaError, OSError) as error:
             raise self._unavailable(error) from error
 
     async def poll(self, seconds: float, limit: int) -> list[Received]:
@@ -110,8 +121,9 @@ class GroupReader:
         if not ours:
             return not offsets
         try:
-            await self._client.commit(ours)
-        except (CommitFailedError, IllegalStateError, RebalanceInProgressError) as error:
+            async with asyncio.timeout(COMMIT_SECONDS):
+                await self._client.commit(ours)
+        except (CommitFailedError, IllegalStateError, RebalanceInProgressError, TimeoutError) as error:
             log.warning("offsets not committed", reason=type(error).__name__, partitions=len(ours))
             return False
         except (KafkaError, OSError) as error:
