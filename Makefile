@@ -59,8 +59,8 @@ requirements: setup ## requirement id -> tests or waiver; fails for a due id tha
 bench: setup ## measure, every figure a ratio within one run; JSON in .pin/bench.json (Apache Kafka where present)
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-chaos: setup ## kill processes at random moments (CHAOS_KILLS=20, CHAOS_SEED=)
-	@CHAOS_KILLS=$(or $(CHAOS_KILLS),20) $(BIN)/python -m pytest -s -m chaos tests/chaos $(ARGS)
+chaos: setup ## every kind of fault under load, for minutes (CHAOS_FAULTS=40, CHAOS_KILLS=20, CHAOS_SEED=, CHAOS_ONLY=)
+	@CHAOS_FAULTS=$(or $(CHAOS_FAULTS),40) CHAOS_KILLS=$(or $(CHAOS_KILLS),20) $(BIN)/python -m pytest -s -m chaos tests/chaos $(ARGS)
 
 lock: setup ## renew requirements.lock from the pyproject files
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes \

@@ -20,7 +20,7 @@ from tests.chaos.harness import OUT, WRITERS, Platform, prepare, seeded
 from tests.chaos.ledger import BOOKED
 from tests.libs.chassis.kafka_proxy import kafka_proxy
 
-FAULTS = int(os.environ.get("CHAOS_FAULTS", "9"))
+FAULTS = int(os.environ.get("CHAOS_FAULTS") or (9 if os.environ.get("PIN_KAFKA") else 4))
 ONLY = os.environ.get("CHAOS_ONLY", "")
 DURABLE = {"fsync": "off", "synchronous_commit": "on"}
 """A commit survives the server's crash, though not the machine's."""
