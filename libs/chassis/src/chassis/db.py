@@ -24,6 +24,9 @@ Entity = TypeVar("Entity")
 COMMAND_SECONDS: Final = 75.0
 """Longest wait for an answer of the database; above the server's own limit, for a network that is gone."""
 
+STATEMENTS_KEPT: Final = 100
+"""Prepared statements that a connection keeps."""
+
 INFRASTRUCTURE_ERRORS: tuple[type[BaseException], ...] = (
     OSError,
     TimeoutError,
@@ -85,7 +88,8 @@ class Database:
     """Sessions on one database under one role.
 
     Args:
-        url: `postgresql://role@host:port/name`.
+        url: `postgresql://role@host:port/name`; with `?pool_mode=transaction` behind a pooler that may give every
+            transaction another server connection (pgbouncer): no statement is then kept prepared.
         application_name: shown in pg_stat_activity.
         pool_size: connections kept; as many again may be opened under load.
         on_commit: called after each commit of a session that emitted events (see `mark_emitted`).
@@ -99,17 +103,26 @@ class Database:
         pool_size: int = 5,
         on_commit: Callable[[], None] | None = None,
     ) -> None:
-        async def connect() -> "asyncpg.Connection[asyncpg.Record]":
+        address, pooled = split_pool_mode(url)
+
+        async def connect(**_: object) -> "asyncpg.Connection[asyncpg.Record]":
             # The driver reads the address itself: it knows libpq's parameters (sslmode, ...), SQLAlchemy doesn't.
             return await asyncpg.connect(
-                url, timeout=10, command_timeout=COMMAND_SECONDS, server_settings={"application_name": application_name}
+                address,
+                timeout=10,
+                command_timeout=COMMAND_SECONDS,
+                server_settings={"application_name": application_name},
+                statement_cache_size=0 if pooled else STATEMENTS_KEPT,
             )
 
         self.url = url
         self.on_commit = on_commit
         self.engine = create_async_engine(
             "postgresql+asyncpg://",
-            async_creator=connect,
+            connect_args={
+                "async_creator_fn": connect,
+                "prepared_statement_cache_size": 0 if pooled else STATEMENTS_KEPT,
+            },
             pool_size=pool_size,
             max_overflow=pool_size,
             pool_pre_ping=True,
@@ -164,6 +177,15 @@ class Database:
                 "read_only": "on" if read_only else "off",
             },
         )
+
+
+def split_pool_mode(url: str) -> tuple[str, bool]:
+    """Return the address as the driver knows it, and whether a transaction pooler stands before the server."""
+    parts = make_url(url)
+    if "pool_mode" not in parts.query:
+        return url, False
+    plain = parts.difference_update_query(["pool_mode"]).render_as_string(hide_password=False)
+    return plain, parts.query["pool_mode"] == "transaction"
 
 
 def mark_emitted(session: AsyncSession) -> None:

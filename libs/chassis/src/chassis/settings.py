@@ -21,8 +21,8 @@ _BROKER: Final = r"(\[[0-9A-Fa-f:]+\]|[^\s,:]+):\d{1,5}"
 
 POSTGRES_PORT: Final = 5432
 LAST_PORT: Final = 65535
-QUERY_KEYS: Final = frozenset({"sslmode", "sslrootcert", "sslcert", "sslkey", "host", "port"})
-"""What a database address may carry after its question mark, as libpq names it."""
+QUERY_KEYS: Final = frozenset({"sslmode", "sslrootcert", "sslcert", "sslkey", "host", "port", "pool_mode"})
+"""What a database address may carry after its question mark, as libpq names it; `pool_mode` is ours (chassis.db)."""
 
 
 class SettingsInvalid(Exception):
@@ -108,6 +108,8 @@ class ServiceSettings(BaseSettings):
         _check_port(url.port or POSTGRES_PORT)
         if unknown := set(url.query) - QUERY_KEYS:
             raise ValueError(f"unknown after the question mark: {', '.join(sorted(unknown))}")
+        if url.query.get("pool_mode", "session") not in ("session", "transaction"):
+            raise ValueError("pool_mode is session or transaction")
         return value
 
     @field_validator("kafka_bootstrap")

@@ -9,6 +9,7 @@ Servers are started when the first test asks for them and end with the worker.
 import asyncio
 import inspect
 import os
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -24,9 +25,12 @@ import pytest
 
 from chassis import contracts, migrations
 from chassis.clock import MovableClock
+from chassis.db import STATEMENTS_KEPT, split_pool_mode
 from chassis.messaging import KafkaAddress
 from chassis.testing.kafka import Event, RunningBroker, TopicReader, cache_folder
-from chassis.testing.processes import CannotStart, service_variables
+from chassis.testing.pooler import CHOICE as POOLER_CHOICE
+from chassis.testing.pooler import PgBouncer
+from chassis.testing.processes import HOST, CannotStart, service_variables
 from chassis.testing.servers import FAST_AND_UNSAFE, EmbeddedPostgres
 
 START: Final = datetime(2026, 11, 30, 9, 0, tzinfo=UTC)
@@ -41,16 +45,22 @@ class TestDatabase:
     name: str
     schema: str
     server: EmbeddedPostgres
+    pooler: PgBouncer | None = None
 
     @property
     def system_url(self) -> str:
         """Address for workers."""
-        return self.server.url(f"{self.schema}_system", self.name)
+        return self._url(f"{self.schema}_system")
 
     @property
     def api_url(self) -> str:
         """Address for HTTP, under row level security."""
-        return self.server.url(f"{self.schema}_api", self.name)
+        return self._url(f"{self.schema}_api")
+
+    def _url(self, role: str) -> str:
+        if self.pooler is None or role.endswith("_owner"):
+            return self.server.url(role, self.name)
+        return f"postgresql://{role}@{HOST}:{self.pooler.port}/{self.name}?pool_mode=transaction"
 
     @property
     def owner_url(self) -> str:
@@ -59,7 +69,7 @@ class TestDatabase:
 
     def variables(self, bootstrap: str) -> dict[str, str]:
         """Return the environment variables with which the service runs on this database and a broker."""
-        return service_variables(self.schema, lambda role: self.server.url(role, self.name), bootstrap)
+        return service_variables(self.schema, self._url, bootstrap)
 
     @property
     def admin_url(self) -> str:
@@ -70,8 +80,9 @@ class TestDatabase:
 class DatabaseTemplates:
     """Migrated template databases of a worker, one per service; every test gets a copy."""
 
-    def __init__(self, server: EmbeddedPostgres, roles_sql: str) -> None:
+    def __init__(self, server: EmbeddedPostgres, roles_sql: str, pooler: PgBouncer | None = None) -> None:
         self.server = server
+        self._pooler = pooler
         self._roles_sql = roles_sql
         self._templates: dict[str, str] = {}
 
@@ -81,13 +92,13 @@ class DatabaseTemplates:
             self._templates[schema] = await self._build(schema, folder)
         name = f"test_{uuid4().hex[:12]}"
         await self._admin(f'create database "{name}" template "{self._templates[schema]}" strategy file_copy')
-        return TestDatabase(name, schema, self.server)
+        return TestDatabase(name, schema, self.server, self._pooler)
 
     async def empty(self, schema: str) -> TestDatabase:
         """Return a fresh database with roles and schemas and nothing in them."""
         name = f"test_{uuid4().hex[:12]}"
         await self._admin(f'create database "{name}"')
-        database = TestDatabase(name, schema, self.server)
+        database = TestDatabase(name, schema, self.server, self._pooler)
         await self._script(database, self._roles_sql)
         return database
 
@@ -169,9 +180,16 @@ def postgres_server(
 
 
 @pytest.fixture(scope="session")
-def databases(postgres_server: EmbeddedPostgres, pytestconfig: pytest.Config) -> DatabaseTemplates:
-    """Makes databases on the worker's server."""
-    return DatabaseTemplates(postgres_server, (_root(pytestconfig) / "deploy/postgres/roles.sql").read_text())
+def databases(postgres_server: EmbeddedPostgres, pytestconfig: pytest.Config) -> Iterator[DatabaseTemplates]:
+    """Makes databases on the worker's server; with PIN_POOLER=pgbouncer the services' roles reach them through that."""
+    roles_sql = (_root(pytestconfig) / "deploy/postgres/roles.sql").read_text()
+    if os.environ.get(POOLER_CHOICE) != "pgbouncer":
+        yield DatabaseTemplates(postgres_server, roles_sql)
+        return
+    schemas = re.findall(r"'(\w+)'", re.search(r"array\[(.*?)\]", roles_sql)[1])  # type: ignore[index]
+    pooler = PgBouncer.start(postgres_server, [f"{schema}_{kind}" for schema in schemas for kind in ("api", "system")])
+    yield DatabaseTemplates(postgres_server, roles_sql, pooler)
+    pooler.stop()
 
 
 @pytest.fixture(scope="session")
@@ -221,7 +239,10 @@ async def connect() -> AsyncIterator[Callable[[str], Awaitable["asyncpg.Connecti
     opened: list[asyncpg.Connection[asyncpg.Record]] = []
 
     async def open_connection(url: str) -> "asyncpg.Connection[asyncpg.Record]":
-        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(url)
+        address, pooled = split_pool_mode(url)
+        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
+            address, statement_cache_size=0 if pooled else STATEMENTS_KEPT
+        )
         opened.append(connection)
         return connection
 
@@ -232,4 +253,5 @@ async def connect() -> AsyncIterator[Callable[[str], Awaitable["asyncpg.Connecti
 
 def pytest_report_header(config: pytest.Config) -> str:  # noqa: ARG001 - pytest's signature
     """Say which broker is used."""
-    return f"kafka: {os.environ.get('PIN_KAFKA') or 'embedded'}"
+    pooler = f", behind {os.environ[POOLER_CHOICE]}" if os.environ.get(POOLER_CHOICE) else ""
+    return f"kafka: {os.environ.get('PIN_KAFKA') or 'embedded'}; postgres: embedded{pooler}"
