@@ -331,10 +331,11 @@ def test_an_address_is_shown_without_user_and_password():
 
 
 async def test_a_database_that_offers_no_tls_is_not_used_without_it(scratch: TestDatabase):
-    strict = Database(f"{scratch.system_url}?sslmode=require", application_name="strict")
+    address = scratch.server.url("crm_system", scratch.name)
+    strict = Database(f"{address}?sslmode=require", application_name="strict")
     with pytest.raises(Exception, match="SSL"):
         await strict.ping()
     await strict.close()
-    lenient = Database(f"{scratch.system_url}?sslmode=disable", application_name="lenient")
+    lenient = Database(f"{address}?sslmode=disable", application_name="lenient")
     await lenient.ping()
     await lenient.close()

@@ -86,7 +86,7 @@ def test_plaintext_is_refused_in_production_and_taken_in_development(load):
     ("name", "value"),
     [
         ("PIN_ENV", "staging"),
-        ("PIN_KAFKA_SECURITY", "sasl"),
+        ("PIN_KAFKA_SECURITY", "kerberos"),
         ("PIN_LOG_LEVEL", "LOUD"),
         ("PIN_HTTP_PORT", "65536"),
         ("PIN_HTTP_PORT", "http"),

@@ -5,11 +5,11 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-import asyncpg
 import orjson
 import pytest
 from crm_world import World
 
+from chassis.db import open_connection
 from crm.repository import OVERDUE
 
 INDEX = "ix_deal_timeline_event_in_progress"
@@ -56,7 +56,7 @@ async def explain(world: World, cursor: tuple[Any, ...], *, generic: bool, analy
     types = "bigint, text, uuid, timestamptz" + (", timestamptz, uuid" if cursor else "")
     values = (LIMIT, "timeline-overdue", uuid4(), world.now, *cursor)
     literals = ", ".join(str(value) if isinstance(value, int) else f"'{value}'" for value in values)
-    worker: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(world.database.system_url)
+    worker = await open_connection(world.database.system_url)
     try:
         mode = "force_generic_plan" if generic else "force_custom_plan"
         await worker.execute(f"set plan_cache_mode = {mode}; prepare claim ({types}) as {sql}")

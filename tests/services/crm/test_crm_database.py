@@ -12,7 +12,7 @@ from sqlalchemy import create_mock_engine, text
 
 import crm
 from chassis import migrations
-from chassis.db import Actor, Database
+from chassis.db import Actor, Database, open_connection
 from chassis.testing.plugin import DatabaseTemplates, TestDatabase
 from crm.tables import metadata
 
@@ -34,7 +34,7 @@ def url_of(database: TestDatabase, role: str) -> str:
 
 
 async def as_role(world: World, role: str, tenant: UUID = TENANT) -> "asyncpg.Connection[asyncpg.Record]":
-    connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(url_of(world.database, role))
+    connection = await open_connection(url_of(world.database, role))
     world._closing.append(connection.close)
     await connection.execute("select set_config('app.tenant', $1, false)", str(tenant))
     return connection
@@ -241,7 +241,7 @@ async def test_role_of_the_api_sees_and_touches_its_tenant_only(world: World) ->
 
 async def test_role_of_the_api_sees_nothing_without_a_tenant(world: World) -> None:
     await world.deal()
-    api: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(world.database.api_url)
+    api = await open_connection(world.database.api_url)
     try:
         assert await api.fetch("select * from crm.deal") == []
     finally:

@@ -103,17 +103,10 @@ class Database:
         pool_size: int = 5,
         on_commit: Callable[[], None] | None = None,
     ) -> None:
-        address, pooled = split_pool_mode(url)
-
         async def connect(**_: object) -> "asyncpg.Connection[asyncpg.Record]":
-            # The driver reads the address itself: it knows libpq's parameters (sslmode, ...), SQLAlchemy doesn't.
-            return await asyncpg.connect(
-                address,
-                timeout=10,
-                command_timeout=COMMAND_SECONDS,
-                server_settings={"application_name": application_name},
-                statement_cache_size=0 if pooled else STATEMENTS_KEPT,
-            )
+            return await open_connection(url, application_name=application_name)
+
+        pooled = _split_pool_mode(url)[1]
 
         self.url = url
         self.on_commit = on_commit
@@ -179,7 +172,25 @@ class Database:
         )
 
 
-def split_pool_mode(url: str) -> tuple[str, bool]:
+async def open_connection(url: str, *, application_name: str = "") -> "asyncpg.Connection[asyncpg.Record]":
+    """Open a plain connection of the driver to an address as `Database` takes it.
+
+    The driver reads the address itself: it knows libpq's parameters (sslmode, ...), SQLAlchemy doesn't.
+
+    Raises:
+        OSError, asyncpg.PostgresError, TimeoutError: the database can't be reached.
+    """
+    address, pooled = _split_pool_mode(url)
+    return await asyncpg.connect(
+        address,
+        timeout=10,
+        command_timeout=COMMAND_SECONDS,
+        server_settings={"application_name": application_name} if application_name else None,
+        statement_cache_size=0 if pooled else STATEMENTS_KEPT,
+    )
+
+
+def _split_pool_mode(url: str) -> tuple[str, bool]:
     """Return the address as the driver knows it, and whether a transaction pooler stands before the server."""
     parts = make_url(url)
     if "pool_mode" not in parts.query:

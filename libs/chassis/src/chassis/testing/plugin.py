@@ -23,9 +23,8 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from chassis import contracts, migrations
+from chassis import contracts, db, migrations
 from chassis.clock import MovableClock
-from chassis.db import STATEMENTS_KEPT, split_pool_mode
 from chassis.messaging import KafkaAddress
 from chassis.testing.kafka import Event, RunningBroker, TopicReader, cache_folder
 from chassis.testing.pooler import CHOICE as POOLER_CHOICE
@@ -239,10 +238,7 @@ async def connect() -> AsyncIterator[Callable[[str], Awaitable["asyncpg.Connecti
     opened: list[asyncpg.Connection[asyncpg.Record]] = []
 
     async def open_connection(url: str) -> "asyncpg.Connection[asyncpg.Record]":
-        address, pooled = split_pool_mode(url)
-        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
-            address, statement_cache_size=0 if pooled else STATEMENTS_KEPT
-        )
+        connection = await db.open_connection(url)
         opened.append(connection)
         return connection
 
