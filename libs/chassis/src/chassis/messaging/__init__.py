@@ -1,6 +1,13 @@
 """Kafka: what services may use of it. `kafka` is the only module that imports the client library."""
 
-from chassis.messaging.kafka import Producer, create_topics, read_topics, require_topics
+from chassis.messaging.kafka import (
+    Producer,
+    auto_creates_topics,
+    create_topics,
+    describe_topics,
+    read_topics,
+    require_topics,
+)
 from chassis.messaging.records import BrokerUnavailable, KafkaAddress, Record, TopicSpec
 
 __all__ = [
@@ -9,7 +16,9 @@ __all__ = [
     "Producer",
     "Record",
     "TopicSpec",
+    "auto_creates_topics",
     "create_topics",
+    "describe_topics",
     "read_topics",
     "require_topics",
 ]
