@@ -183,7 +183,7 @@ VIOLATIONS = [
 
 
 @pytest.mark.req("EVT-112", "EVT-113", "EVT-115", "EVT-116", "EVT-117", "EVT-118", "EVT-119", "EVT-127", "EVT-133")
-@pytest.mark.parametrize("check", (*ALONE, bad_examples), ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*ALONE, bad_examples], ids=lambda check: check.__name__)
 def test_every_contract_passes(check, contracts):
     assert [sentence for contract in contracts for sentence in check(contract)] == []
 

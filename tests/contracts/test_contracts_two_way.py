@@ -197,11 +197,11 @@ def test_a_consumer_that_reads_no_such_message_or_cannot_parse_its_example_is_re
     def consumer(service, readers):
         return Publisher(service, f"{service}.messages", {}, [], {}, {}, readers)
 
+    where = "crm.asyncapi.yaml: message DealTimelineOverdueEvent"
     strict = consumer("strict", {(topic, topic): lambda payload: payload["DealNumber"]})
     assert sorted(unread([consumer("deaf", {}), strict], [changed])) == [
-        f"crm.asyncapi.yaml: message DealTimelineOverdueEvent: deaf reads no {topic}",
-        "crm.asyncapi.yaml: message DealTimelineOverdueEvent: strict can't parse the example document-not-sent: "
-        "KeyError 'DealNumber'",
+        f"{where}: deaf reads no {topic}",
+        f"{where}: strict can't parse the example document-not-sent: KeyError 'DealNumber'",
     ]
     content = consumer("strict", {(topic, topic): lambda payload: payload["DealId"]})
     assert unread([content], [changed]) == []

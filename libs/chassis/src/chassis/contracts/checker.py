@@ -63,7 +63,12 @@ class ContractChecker:
         judge = self._judges.get((topic, type))
         if judge is None:
             raise ContractBreach(f"{type}: no contract declares it on {topic}")
-        value = orjson.loads(payload) if isinstance(payload, bytes | bytearray | memoryview) else dict(payload)
+        try:
+            value = orjson.loads(payload) if isinstance(payload, bytes) else dict(payload)
+        except orjson.JSONDecodeError:
+            raise ContractBreach(
+                f"{type} on {topic} breaks its contract: payload: not JSON"
+            ) from None  # it has the text
         if found := judge.breaches(dict(headers), value):
             raise ContractBreach(f"{type} on {topic} breaks its contract: {'; '.join(found[:MOST_TOLD])}")
 

@@ -136,7 +136,7 @@ def _variants(schema: Any) -> dict[str, dict[str, Any]] | None:
             return _joined(schema[word]) if schema.keys() == {word} else None
     types = schema.get("type", _guessed(schema))
     rest = {key: value for key, value in schema.items() if key != "type"}
-    return {shape: rest for shape in (types if isinstance(types, list) else [types])}
+    return dict.fromkeys(types if isinstance(types, list) else [types], rest)
 
 
 def _joined(parts: list[Any]) -> dict[str, dict[str, Any]] | None:

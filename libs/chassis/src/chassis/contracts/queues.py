@@ -15,8 +15,8 @@ from chassis.contracts.reader import Contract
 PAGE: Final = "QUEUES.md"
 _HEAD: Final = """# Queues
 
-Written by `make queues` from the contracts; a test refuses a page that is older than they are. Topics carry events between
-services and are kept and replayed; work of one service waits in its own tables.
+Written by `make queues` from the contracts; a test refuses a page that is older than they are. Topics carry events
+between services and are kept and replayed; work of one service waits in its own tables.
 """
 
 
@@ -108,7 +108,9 @@ def _rows(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _overview(families: Mapping[str, list[tuple[str, list[str]]]]) -> str:
-    rows = [f"| {contour} | {', '.join(name for name, _ in sorted(families[contour]))} |\n" for contour in sorted(families)]
+    rows = [
+        f"| {contour} | {', '.join(name for name, _ in sorted(families[contour]))} |\n" for contour in sorted(families)
+    ]
     return "## Families by execution contour\n\n| contour | queues |\n|---|---|\n" + "".join(rows)
 
 

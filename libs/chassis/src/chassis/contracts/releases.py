@@ -107,10 +107,12 @@ def tampered(folder: Path) -> list[str]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     remembered = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     now = _sums(folder)
-    return [f"{name}: changed since it was released" for name in sorted(now) if remembered.get(name, now[name]) != now[name]] + [
+    changed = [name for name in sorted(now.keys() & remembered.keys()) if remembered[name] != now[name]]
+    return [
+        *(f"{name}: changed since it was released" for name in changed),
         *(f"{name}: was released and is gone" for name in sorted(remembered.keys() - now.keys())),
         *(f"{name}: not in {SUMS}; only a release adds files" for name in sorted(now.keys() - remembered.keys())),
-    ]  # fmt: skip
+    ]
 
 
 def release(folder: Path, name: str, on: date) -> list[Path]:
