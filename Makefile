@@ -51,7 +51,7 @@ types: setup ## strict types
 	@$(BIN)/mypy libs/*/src services/*/src
 
 contracts: setup ## contract files: our rules, evolution, old records; and the foreign parser (needs npm; says so without)
-	@$(BIN)/python -m chassis.contracts check contracts
+	@$(BIN)/python -m chassis.contracts check contracts --on $$(date -u +%F)
 	@$(BIN)/python -m devstack judge-contracts
 
 queues: setup ## write contracts/QUEUES.md: every topic and queue with who answers for it

@@ -115,6 +115,18 @@ def unpublished(publishers: Iterable[Publisher], contracts: Iterable[Contract]) 
     ]
 
 
+def unproduced(service: str, produced: Iterable[tuple[str, str]], contracts: Iterable[Contract]) -> list[str]:
+    """Declared messages of a service that its story didn't produce, and produced ones that no contract declares."""
+    made, wanted = set(produced), {}
+    for contract, message in every_message(contracts):
+        if message.governance.get("producer") == service:
+            wanted[message.topic, message.type] = place(contract, message)
+    return [
+        *(f"{wanted[one]}: no test produces it" for one in wanted if one not in made),
+        *(f"{kind} on {topic}: produced, and no contract declares it" for topic, kind in sorted(made - wanted.keys())),
+    ]
+
+
 def unread(services: Iterable[Publisher], contracts: Iterable[Contract]) -> list[str]:
     """Messages of a channel that names a service of ours as consumer, and examples that its code doesn't parse."""
     known = {publisher.service: publisher.readers for publisher in services}

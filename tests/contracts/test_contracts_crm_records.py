@@ -10,7 +10,7 @@ import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka
 from cloudevents.core.formats.json import JSONFormat
 from confluent_kafka import Consumer
-from contract_checks import ROOT
+from contract_checks import ROOT, unproduced
 
 from chassis.contracts import every_message
 from chassis.contracts.releases import breaches
@@ -160,9 +160,16 @@ def declared(contracts):
     return {(message.topic, message.type): message for _, message in every_message(contracts)}
 
 
-def test_every_declared_message_is_produced(story, declared):
-    ours = {place for place, message in declared.items() if message.governance["producer"] == "crm"}
-    assert {(record.topic, record.type) for record in story.records} == ours
+def test_every_declared_message_is_produced(story, contracts):
+    assert unproduced("crm", {(record.topic, record.type) for record in story.records}, contracts) == []
+
+
+def test_a_message_that_nothing_produces_or_nobody_declared_is_refused(contracts, declared):
+    produced = {*declared, ("pin.crm.audit.v1", "audit.lost")} - {("pin.crm.audit.v1", "audit.recorded")}
+    assert unproduced("crm", produced, contracts) == [
+        "crm.asyncapi.yaml: message AuditRecorded: no test produces it",
+        "audit.lost on pin.crm.audit.v1: produced, and no contract declares it",
+    ]
 
 
 def test_every_record_keeps_to_its_schemas_with_no_field_more(story, declared):

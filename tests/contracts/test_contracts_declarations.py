@@ -279,6 +279,20 @@ def test_every_class_of_the_platform_has_its_guarantees():
 
 
 @pytest.mark.req("EVT-135", "EVT-138")
+@pytest.mark.parametrize(
+    ("kind", "source", "delivery", "order"),
+    [
+        ("domain", "platform services", "at least once, ordered per entity", "per entity"),
+        ("audit", "all services, through the audit log", "at least once; append-only, chained by hash", "by timestamp"),
+    ],
+)
+def test_the_page_of_queues_says_what_a_class_promises(kind, source, delivery, order):
+    rows = (ROOT / "contracts/QUEUES.md").read_text().splitlines()
+    begins = f"| {kind} | {source} | {delivery} | {order} | 7 years or more | at-rest"
+    assert any(row.startswith(begins) for row in rows)
+
+
+@pytest.mark.req("EVT-135", "EVT-138")
 @pytest.mark.parametrize("kind", EVENT_CLASSES)
 def test_a_channel_with_one_replica_in_sync_breaks_every_class_but_the_lossy_one(kind, contracts):
     weak = edited(contracts[0], (*TO_CONFIG, "min.insync.replicas"), 1)

@@ -103,6 +103,7 @@ def test_topics_of_the_platform_that_no_contract_declares_are_told():
 
 
 @pytest.mark.messaging
+@pytest.mark.req("EVT-102", "EVT-116")
 def test_the_brokers_topics_have_the_declared_partitions_and_settings(broker, admin, contracts):
     existing = admin.list_topics(timeout=10).topics
     for channel in (channel for contract in contracts for channel in contract.channels.values()):

@@ -5,7 +5,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import date
 from pathlib import Path
 
 from chassis.contracts import acl, queues
@@ -25,20 +25,23 @@ from chassis.contracts.windows import window_gaps
 from chassis.messaging import BrokerUnavailable, KafkaAddress
 
 
-def findings(folder: Path) -> list[str]:
-    """Return every breach of the rules for contract files in a folder: governance, examples, evolution, old records.
+def findings(folder: Path, on: date) -> list[str]:
+    """Return every breach of the rules for contract files: governance, examples, evolution, old records.
+
+    Args:
+        folder: the folder of contracts.
+        on: the day of the judgement: a channel may go after its successor's compatibility window.
 
     Raises:
         ContractInvalid: a file can't be read.
     """
     contracts = load_contracts(folder)
-    today = datetime.now(UTC).date()
     return [
         *(sentence for contract in contracts for check in (*ALONE, bad_examples) for sentence in check(contract)),
         *topics_declared_twice(contracts),
         *unequal_partitions(contracts),
         *window_gaps(contracts),
-        *(sentence for contract in contracts for sentence in broken_promises(contract, folder, today)),
+        *(sentence for contract in contracts for sentence in broken_promises(contract, folder, on)),
         *lost_contracts(contracts, folder),
         *unreadable_records(contracts, folder),
         *tampered(folder),
@@ -64,9 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     topics.add_argument("--bootstrap", required=True, help="host:port of a broker")
     topics.add_argument("--security", choices=["plaintext", "ssl"], default="plaintext")
     topics.add_argument("--replicas", type=int, help="replication factor in place of the declared one")
-    _verb(verbs, "check", _check, "governance, examples, evolution and golden records of all contracts")
+    checked = _verb(verbs, "check", _check, "governance, examples, evolution and golden records of all contracts")
     kept = _verb(verbs, "release", _release, "keep a contract's version for ever; refuses a breaking change")
     kept.add_argument("name", help="the contract: the file's name without .asyncapi.yaml")
+    for judged in (checked, kept):
+        text = "today, YYYY-MM-DD; without it no compatibility window has passed yet"
+        judged.add_argument("--on", type=date.fromisoformat, default=date.min, help=text)
     permissions = _verb(verbs, "acls", _acls, "print the Kafka permissions that the contracts imply")
     permissions.add_argument("--format", choices=["commands", "json"], default="commands")
     permissions.add_argument("--bootstrap", default="localhost:9092", help="for the commands")
@@ -105,7 +111,7 @@ async def _make(options: argparse.Namespace) -> tuple[list[str], list[str], list
 
 
 def _check(options: argparse.Namespace) -> int:
-    found = findings(options.folder)
+    found = findings(options.folder, options.on)
     for sentence in found:
         print(sentence)
     print(f"contracts: {len(found)} breaches" if found else "contracts: governance, evolution and old records are good")
@@ -114,7 +120,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _release(options: argparse.Namespace) -> int:
     try:
-        written = release(options.folder, options.name, datetime.now(UTC).date())
+        written = release(options.folder, options.name, options.on)
     except ReleaseRefused as refused:
         print(refused, file=sys.stderr)
         return 1

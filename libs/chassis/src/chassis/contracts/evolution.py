@@ -180,8 +180,8 @@ def _compare_shape(before: Mapping[str, Any], after: Mapping[str, Any], place: s
 
 def _fields(before: Mapping[str, Any], after: Mapping[str, Any], place: str) -> Iterator[Change]:
     must, needs = set(before.get("required", [])), set(after.get("required", []))
-    had = dict.fromkeys(must, {}) | before.get("properties", {})
-    has = dict.fromkeys(needs, {}) | after.get("properties", {})
+    had = {name: {} for name in must} | before.get("properties", {})
+    has = {name: {} for name in needs} | after.get("properties", {})
     closed = before.get("additionalProperties") is False
     for name in sorted(had.keys() | has.keys()):
         where = f"{place}.{name}"
