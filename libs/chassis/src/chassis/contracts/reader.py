@@ -12,6 +12,8 @@ import yaml
 
 from chassis.messaging import TopicSpec
 
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's loader where the package brings it: ten times as fast, and a service reads its contract when it starts."""
 SUFFIX: Final = ".asyncapi.yaml"
 
 
@@ -55,7 +57,7 @@ class Contract:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+            self.document: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), _LOADER)  # noqa: S506 - a safe loader
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ContractInvalid(f"{path.name}: {error}") from error
         channels = self.document.get("channels") if isinstance(self.document, dict) else None
