@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 export PIN_CASES ?= ../shared/cases
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down kafka topics token job test test-messaging check lint types contracts requirements bench chaos lock clean
+.PHONY: help setup demo up down kafka topics token job test test-messaging check lint types contracts queues acls requirements bench chaos lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -26,7 +26,7 @@ kafka: setup ## fetch Apache Kafka from Maven Central and try it (then: make tes
 	@$(BIN)/python -m devstack kafka
 
 topics: setup ## create the contracts' topics on BOOTSTRAP=host:port and report drift
-	@$(BIN)/python -m chassis.contracts contracts --bootstrap $(or $(BOOTSTRAP),127.0.0.1:9092) --replicas 1
+	@$(BIN)/python -m chassis.contracts topics contracts --bootstrap $(or $(BOOTSTRAP),127.0.0.1:9092) --replicas 1
 
 token: setup ## print an access token for the running development platform (TENANT=, SUB=, ROLES=, SCOPE=)
 	@$(BIN)/python -m devstack token
@@ -50,8 +50,15 @@ lint: setup ## formatting, lint, import contracts
 types: setup ## strict types
 	@$(BIN)/mypy libs/*/src services/*/src
 
-contracts: setup ## the AsyncAPI files judged by the foreign parser (needs npm; says so where there is none)
+contracts: setup ## contract files: our rules, evolution, old records; and the foreign parser (needs npm; says so without)
+	@$(BIN)/python -m chassis.contracts check contracts --on $$(date -u +%F)
 	@$(BIN)/python -m devstack judge-contracts
+
+queues: setup ## write contracts/QUEUES.md: every topic and queue with who answers for it
+	@$(BIN)/python -m chassis.contracts queues contracts
+
+acls: setup ## print the Kafka permissions that the contracts imply (BOOTSTRAP=host:port, FORMAT=commands|json)
+	@$(BIN)/python -m chassis.contracts acls contracts --bootstrap $(or $(BOOTSTRAP),127.0.0.1:9092) --format $(or $(FORMAT),commands)
 
 requirements: setup ## requirement id -> tests or waiver; fails for a due id that has neither
 	@$(BIN)/python tests/requirements_report.py $(ARGS)

@@ -10,15 +10,21 @@ import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka
 from cloudevents.core.formats.json import JSONFormat
 from confluent_kafka import Consumer
-from contract_checks import ROOT, breaches, every_message
+from contract_checks import ROOT, unproduced
 
+from chassis.contracts import every_message
+from chassis.contracts.releases import breaches
 from chassis.db import Actor, Database
+from chassis.outbox import Cause, Message, Outbox
+from chassis.platform_events import SYSTEM_KEY, AuditRecordedPayload, QuarantinedPayload, audit_recorded, quarantined
 from crm import commands
 from crm.app import Crm, build
 from crm.domain import DealStatus, DealTimelineEventType
 from crm.settings import CrmSettings
 
-TOPICS = ("pin.crm.timeline-overdue.v1", "pin.crm.deal-timeline.v1")
+TOPICS = (
+    "pin.crm.timeline-overdue.v1", "pin.crm.deal-timeline.v1", "pin.crm.operational.v1", "pin.crm.audit.v1",
+)  # fmt: skip
 NOWHERE = "127.0.0.1:9"
 MOSCOW = timezone(timedelta(hours=3))
 Kind = DealTimelineEventType
@@ -70,12 +76,53 @@ async def story(databases, request, clock, connect):
     )
     crm = build(settings, frozenset({"jobs", "relay"}), clock)
     api = Database(database.api_url, application_name="contracts")
+    system = Database(database.system_url, application_name="contracts")
     try:
+        await _announce(system, clock.instant)
         yield await _tell(crm, api, clock, await connect(database.admin_url))
     finally:
         await api.close()
+        await system.close()
         await crm.close()
         await databases.drop(database)
+
+
+async def _announce(system, at) -> None:
+    """Emit what chassis emits in crm's name: a message set aside, and a sealed audit row with and without an actor."""
+    aside = QuarantinedPayload(
+        consumer="pin.crm.hold-answers",
+        topic="pin.chessboard.hold-answered.v1",
+        partition=0,
+        offset=12,
+        disposition="exhausted",
+        errorClass="TimeoutError",
+        errorCode="handler",
+        deadLetterId=str(uuid4()),
+        eventId=None,
+        subjectId=None,
+    )
+    sealed = AuditRecordedPayload(
+        auditId="1",
+        sequence=1,
+        occurredAt="2026-11-30T09:00:00Z",
+        actor=None,
+        action="timeline-step.overdue",
+        entityType="DealTimelineEvent",
+        entityId=str(uuid4()),
+        tenantId=str(uuid4()),
+        correlationId="run-1",
+        details={"status": "Overdue"},
+        previousHash="0" * 64,
+        hash="f" * 64,
+    )
+    by_person = sealed | {"auditId": "2", "sequence": 2, "actor": "user-7", "tenantId": None}
+    messages = [
+        Message(quarantined("crm"), "key-1", aside, at),
+        Message(audit_recorded("crm"), SYSTEM_KEY, sealed, at, UUID(sealed["tenantId"])),
+        Message(audit_recorded("crm"), "user-7", by_person, at),
+    ]
+    async with system.write() as session:
+        await Outbox("crm").emit(session, messages, Cause("run-1"))
 
 
 async def _tell(crm, api, clock, connection) -> Story:
@@ -113,9 +160,16 @@ def declared(contracts):
     return {(message.topic, message.type): message for _, message in every_message(contracts)}
 
 
-def test_every_declared_message_is_produced(story, declared):
-    ours = {place for place, message in declared.items() if message.governance["producer"] == "crm"}
-    assert {(record.topic, record.type) for record in story.records} == ours
+def test_every_declared_message_is_produced(story, contracts):
+    assert unproduced("crm", {(record.topic, record.type) for record in story.records}, contracts) == []
+
+
+def test_a_message_that_nothing_produces_or_nobody_declared_is_refused(contracts, declared):
+    produced = {*declared, ("pin.crm.audit.v1", "audit.lost")} - {("pin.crm.audit.v1", "audit.recorded")}
+    assert unproduced("crm", produced, contracts) == [
+        "crm.asyncapi.yaml: message AuditRecorded: no test produces it",
+        "audit.lost on pin.crm.audit.v1: produced, and no contract declares it",
+    ]
 
 
 def test_every_record_keeps_to_its_schemas_with_no_field_more(story, declared):
@@ -128,9 +182,11 @@ def test_every_record_keeps_to_its_schemas_with_no_field_more(story, declared):
 
 
 def test_every_record_has_the_declared_key(story, contracts):
-    key_fields = {channel["address"]: channel["x-message-key"] for c in contracts for channel in c.channels.values()}
+    channels = {channel["address"]: channel for c in contracts for channel in c.channels.values()}
     for record in story.records:
-        assert record.key == record.payload[key_fields[record.topic]] == record.headers["ce_subject"]
+        assert record.key == record.headers["ce_subject"]
+        if field := channels[record.topic].get("x-message-key"):
+            assert record.key == record.payload[field]
 
 
 def test_the_story_walks_every_branch_of_the_payloads(story):
@@ -203,7 +259,7 @@ async def test_a_foreign_consumer_reads_every_message_from_the_broker(story, bro
         sent = written[record.id]
         assert (event.get_type(), event.get_source(), event.get_subject()) == (sent.type, "/pin/crm", sent.key)
         assert event.get_time() == datetime.fromisoformat(sent.headers["ce_time"])
-        assert event.get_extension("tenantid") == str(story.tenant)
+        assert event.get_extension("tenantid") == sent.headers.get("ce_tenantid")
         assert event.get_data() == sent.payload
         assert breaches(declared[record.topic, record.type], record.headers, event.get_data()) == []
     assert len({event.partition for event in read if event.key == str(story.ended_deal)}) == 1

@@ -1,24 +1,28 @@
 """What every contract file must say, and each rule seen refusing a file that breaks it."""
 
 import pytest
-from contract_checks import (
+from contract_checks import ROOT, edited, undeclared_topics
+
+from chassis.contracts import Contract, ContractInvalid, load_contracts
+from chassis.contracts.classes import EVENT_CLASSES
+from chassis.contracts.governance import (
     ALONE,
-    ROOT,
-    bad_examples,
+    GOVERNANCE,
+    LARGEST_RECORD,
     binding_gaps,
     broken_guarantees,
+    class_gaps,
     days,
-    edited,
     envelope_gaps,
     governance_gaps,
     misnamed,
+    queue_gaps,
     sensitive_fields,
     topics_declared_twice,
-    undeclared_topics,
     unequal_partitions,
 )
-
-from chassis.contracts import Contract, ContractInvalid, load_contracts
+from chassis.contracts.releases import bad_examples
+from chassis.outbox import MAX_RECORD_BYTES
 
 FILE = "crm.asyncapi.yaml: "
 CHANNEL = "channel timelineOverdue"
@@ -54,6 +58,7 @@ BROKEN_GOVERNANCE = [
     ),
     (("retention", "log"), "7 years", "retention.log 7 years is no ISO 8601 duration"),
     (("retention",), "P7Y", "retention.topic None is no ISO 8601 duration"),
+    *(((name,), GONE, f"x-governance lacks {name}") for name in GOVERNANCE),
 ]
 BROKEN_BINDINGS = [
     ((*TO_KAFKA, "topic"), "pin.crm.other.v1", "bindings.kafka.topic pin.crm.other.v1 is not the address"),
@@ -64,6 +69,7 @@ BROKEN_BINDINGS = [
     ((*TO_CONFIG, "cleanup.policy"), ["keep"], "cleanup.policy must list delete or compact"),
     ((*TO_CONFIG, "retention.ms"), 604_800_000, "retention.ms 604800000 is not retention.topic"),
     ((*TO_GOVERNANCE, "retention", "topic"), "P7D", "retention.ms 2592000000 is not retention.topic"),
+    ((*TO_CONFIG, "auto.create.topics.enable"), True, "auto.create.topics.enable is no setting of a topic"),
 ]
 BROKEN_GUARANTEES = [
     ((*TO_CONFIG, "min.insync.replicas"), GONE, IN_SYNC),
@@ -77,6 +83,42 @@ BROKEN_GUARANTEES = [
         TO_GOVERNANCE,
         {"event_class": "audit", "retention": {"topic": "P30D", "log": "P6Y"}},
         "audit events stay in the log for 7 years",
+    ),
+    (
+        TO_GOVERNANCE,
+        {"event_class": "compliance", "retention": {"topic": "P30D", "log": "P6Y"}},
+        "compliance events stay in the log for 7 years",
+    ),
+    ((*TO_GOVERNANCE, "retention", "log"), "P1Y", "domain events stay in the log for 7 years"),
+    ((*TO_GOVERNANCE, "retention", "topic"), "P8Y", "retention.log is shorter than retention.topic"),
+    (
+        (*TO_CONFIG, "cleanup.policy"),
+        ["compact", "delete"],
+        "domain events are never compacted: their history is replayed",
+    ),
+    (
+        (*TO_CONFIG, "max.message.bytes"),
+        500_000,
+        "max.message.bytes below 1000000: a record that the outbox takes would stop the relay",
+    ),
+]
+TO_QUEUE = ("x-queues", "outbox")
+BROKEN_QUEUES = [
+    ((*TO_QUEUE, "where"), GONE, "lacks where"),
+    ((*TO_QUEUE, "operator_action"), "", "lacks operator_action"),
+    ((*TO_QUEUE, "retention"), GONE, "lacks retention"),
+    ((*TO_QUEUE, "alert"), GONE, "lacks alert"),
+    (TO_QUEUE, None, "lacks producer"),
+    ((*TO_QUEUE, "queue_class"), "event-stream", "an event stream is a topic, not a table"),
+    ((*TO_QUEUE, "queue_class"), "list", "queue_class list is none of dead-letter, delay, durable-work, event-stream"),
+]
+BROKEN_CLASSES = [
+    (("x-event-classes", "domain"), GONE, "domain is declared None, the class needs at-rest"),
+    (("x-event-classes",), GONE, "operational is declared None, the class needs at-rest"),
+    (
+        ("x-event-classes", "audit", "encryption"),
+        "at-rest",
+        "audit is declared at-rest, the class needs at-rest tamper-evident",
     ),
 ]
 WRONG_NAMES = [
@@ -100,6 +142,7 @@ BROKEN_ENVELOPES = [
         "ce_source is /pin/sales, not /pin/crm",
     ),
     ((*TO_GOVERNANCE, "event_class"), "saga", "ce_eventclass is domain, not saga"),
+    ((*TO_CHANNEL, "address"), "pin.crm.timeline-overdue.v2", "ce_contractversion is 1, not 2"),
 ]
 SENSITIVE = [
     ((*TO_FIELDS, "BuyerName"), {"type": "string"}, "BuyerName"),
@@ -124,6 +167,8 @@ VIOLATIONS = [
         (governance_gaps, (*TO_GOVERNANCE, *path), value, f"{CHANNEL}: {said}")
         for path, value, said in BROKEN_GOVERNANCE
     ),
+    *((queue_gaps, path, value, f"queue outbox: {said}") for path, value, said in BROKEN_QUEUES),
+    *((class_gaps, path, value, f"x-event-classes: {said}") for path, value, said in BROKEN_CLASSES),
     *((binding_gaps, path, value, f"{CHANNEL}: {said}") for path, value, said in BROKEN_BINDINGS),
     *((broken_guarantees, path, value, f"{CHANNEL}: {said}") for path, value, said in BROKEN_GUARANTEES),
     *((misnamed, path, value, f"{CHANNEL}: {said}") for path, value, said in WRONG_NAMES),
@@ -137,7 +182,8 @@ VIOLATIONS = [
 ]
 
 
-@pytest.mark.parametrize("check", ALONE, ids=lambda check: check.__name__)
+@pytest.mark.req("EVT-112", "EVT-113", "EVT-115", "EVT-116", "EVT-117", "EVT-118", "EVT-119", "EVT-127", "EVT-133")
+@pytest.mark.parametrize("check", [*ALONE, bad_examples], ids=lambda check: check.__name__)
 def test_every_contract_passes(check, contracts):
     assert [sentence for contract in contracts for sentence in check(contract)] == []
 
@@ -159,6 +205,7 @@ def test_every_topic_named_in_code_is_declared(contracts):
     assert undeclared_topics(sources, contracts) == []
 
 
+@pytest.mark.req("EVT-112", "EVT-113", "EVT-114", "EVT-115", "EVT-116", "EVT-117", "EVT-118", "EVT-119", "EVT-127")
 @pytest.mark.parametrize(("check", "path", "value", "sentence"), VIOLATIONS, ids=[row[3] for row in VIOLATIONS])
 def test_a_contract_that_breaks_a_rule_is_refused(check, path, value, sentence, contracts):
     broken = edited(contracts[0], path, value)
@@ -186,7 +233,7 @@ def test_a_topic_in_code_that_no_contract_declares_is_refused(contracts):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("channels: [", "expected the node content"),
+        ("channels: [", "node content"),
         ("- a list", "no map of channels"),
         ("channels: {a: 1}", "no map of channels"),
         ("asyncapi: 3.0.0", "no map of channels"),
@@ -213,3 +260,54 @@ def test_a_folder_without_contracts_is_refused(tmp_path):
 )
 def test_a_retention_is_an_iso_8601_duration(duration, expected):
     assert days(duration) == expected
+
+
+@pytest.mark.req("EVT-135", "EVT-138")
+def test_every_class_of_the_platform_has_its_guarantees():
+    promised = {
+        name: (one.lossless, one.per_entity, one.log_years, one.encryption) for name, one in EVENT_CLASSES.items()
+    }
+    assert promised == {
+        "domain": (True, True, 7, "at-rest"),
+        "analytical": (False, False, 0, "at-rest"),
+        "saga": (True, True, 7, "at-rest"),
+        "audit": (True, False, 7, "at-rest tamper-evident"),
+        "security": (True, False, 7, "at-rest tamper-evident"),
+        "operational": (True, False, 7, "at-rest"),
+        "compliance": (True, False, 7, "at-rest audit-grade"),
+    }
+
+
+@pytest.mark.req("EVT-135", "EVT-138")
+@pytest.mark.parametrize(
+    ("kind", "source", "delivery", "order"),
+    [
+        ("domain", "platform services", "at least once, ordered per entity", "per entity"),
+        ("audit", "all services, through the audit log", "at least once; append-only, chained by hash", "by timestamp"),
+    ],
+)
+def test_the_page_of_queues_says_what_a_class_promises(kind, source, delivery, order):
+    rows = (ROOT / "contracts/QUEUES.md").read_text().splitlines()
+    begins = f"| {kind} | {source} | {delivery} | {order} | 7 years or more | at-rest"
+    assert any(row.startswith(begins) for row in rows)
+
+
+@pytest.mark.req("EVT-135", "EVT-138")
+@pytest.mark.parametrize("kind", EVENT_CLASSES)
+def test_a_channel_with_one_replica_in_sync_breaks_every_class_but_the_lossy_one(kind, contracts):
+    weak = edited(contracts[0], (*TO_CONFIG, "min.insync.replicas"), 1)
+    weak = edited(weak, (*TO_GOVERNANCE, "event_class"), kind)
+    assert any("need min.insync.replicas" in said for said in broken_guarantees(weak)) == (kind != "analytical")
+
+
+def test_a_topic_takes_every_record_that_the_outbox_takes():
+    assert MAX_RECORD_BYTES < LARGEST_RECORD
+
+
+@pytest.mark.req("EVT-103", "EVT-104", "EVT-106")
+def test_work_of_one_service_waits_in_its_tables_and_not_on_a_topic(contracts):
+    channels = [channel for contract in contracts for channel in contract.channels.values()]
+    assert {channel["x-governance"]["queue_class"] for channel in channels} == {"event-stream"}
+    queues = [queue for contract in contracts for queue in contract.document["x-queues"].values()]
+    assert {"durable-work", "delay", "dead-letter"} == {queue["queue_class"] for queue in queues}
+    assert all(queue["where"].startswith("table ") for queue in queues)

@@ -10,7 +10,9 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
-from contract_checks import ROOT, every_message
+from contract_checks import ROOT
+
+from chassis.contracts import every_message
 
 TOPIC = "pin.crm.timeline-overdue.v1"
 

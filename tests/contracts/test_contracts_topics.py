@@ -9,9 +9,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 from contract_checks import ROOT, edited
 
-from chassis import contracts as module
-from chassis.contracts import ContractInvalid, drift, ensure_topics
-from chassis.messaging import TopicSpec
+from chassis.contracts import ContractInvalid, drift, ensure_topics, undeclared
+from chassis.contracts import __main__ as module
+from chassis.contracts.topics import broker_findings
+from chassis.messaging import TopicSpec, auto_creates_topics, create_topics
 
 KAFKA = ("channels", "timelineOverdue", "bindings", "kafka")
 
@@ -26,9 +27,18 @@ def folder(contracts, tmp_path):
     """A contract of its own: the same channel under a topic name that nothing else uses."""
     topic = f"pin.crm.t-{uuid4().hex}.v1"
     one = edited(contracts[0], ("channels", "timelineOverdue", "address"), topic)
-    del one.document["channels"]["dealTimeline"]
+    one.document["channels"] = {"timelineOverdue": one.document["channels"]["timelineOverdue"]}
     (tmp_path / "one.asyncapi.yaml").write_text(json.dumps(one.document))
     return tmp_path, topic
+
+
+def run(*words):
+    return module.main([str(word) for word in words])
+
+
+def said(capsys):
+    """What a command printed, less what it notices of other tests' topics on the shared broker."""
+    return [line for line in capsys.readouterr().out.splitlines() if not line.startswith("notice  ")]
 
 
 def test_a_topic_is_described_by_its_binding(contracts):
@@ -37,7 +47,12 @@ def test_a_topic_is_described_by_its_binding(contracts):
         "pin.crm.timeline-overdue.v1",
         partitions=12,
         replicas=3,
-        config={"cleanup.policy": "delete", "retention.ms": "2592000000", "min.insync.replicas": "2"},
+        config={
+            "cleanup.policy": "delete",
+            "retention.ms": "2592000000",
+            "min.insync.replicas": "2",
+            "max.message.bytes": "1048576",
+        },
     )
 
 
@@ -59,12 +74,36 @@ def test_a_channel_without_binding_makes_no_topic(contracts):
 
 
 def test_missing_and_different_topics_are_told():
-    declared = [TopicSpec("a", 12), TopicSpec("b", 12), TopicSpec("c", 12)]
-    told = ["b: 6 partitions, the contract says 12", "c: missing"]
-    assert drift(declared, {"a": 12, "b": 6, "other": 1}) == told
+    declared = [TopicSpec("a", 12, 3), TopicSpec("b", 12, 3), TopicSpec("c", 12, 3)]
+    told = ["b: 6 partitions, the contract says 12", "b: 1 replicas, the contract says 3", "c: missing"]
+    existing = {"a": TopicSpec("a", 12, 3), "b": TopicSpec("b", 6, 1), "other": TopicSpec("other", 1)}
+    assert drift(declared, existing) == told
+
+
+@pytest.mark.parametrize(
+    ("setting", "have", "want", "told"),
+    [
+        ("retention.ms", "1", "2", "retention.ms 1, the contract says 2"),
+        ("cleanup.policy", "compact", "delete", "cleanup.policy compact, the contract says delete"),
+        ("cleanup.policy", "delete,compact", "compact,delete", None),
+        ("min.insync.replicas", "1", "2", "min.insync.replicas 1, the contract says 2"),
+        ("max.message.bytes", "1000", "2000", "max.message.bytes 1000, the contract says 2000"),
+        ("max.message.bytes", "2000", "2000", None),
+    ],
+)
+def test_a_setting_that_differs_is_told(setting, have, want, told):
+    found = drift([TopicSpec("a", 1, 1, {setting: want})], {"a": TopicSpec("a", 1, 1, {setting: have})})
+    assert found == ([] if told is None else [f"a: {told}"])
+
+
+def test_topics_of_the_platform_that_no_contract_declares_are_told():
+    assert undeclared([TopicSpec("pin.a.b.v1", 1)], ["pin.a.b.v1", "pin.a.lost.v1", "other", "__consumer_offsets"]) == [
+        "pin.a.lost.v1"
+    ]
 
 
 @pytest.mark.messaging
+@pytest.mark.req("EVT-102", "EVT-116")
 def test_the_brokers_topics_have_the_declared_partitions_and_settings(broker, admin, contracts):
     existing = admin.list_topics(timeout=10).topics
     for channel in (channel for contract in contracts for channel in contract.channels.values()):
@@ -85,30 +124,69 @@ async def test_topics_are_created_once(broker, folder):
 
 
 @pytest.mark.messaging
+async def test_every_setting_that_differs_on_the_broker_is_told(broker, folder):
+    contracts_folder, topic = folder
+    odd = {"retention.ms": "60000", "cleanup.policy": "compact", "max.message.bytes": "500000"}
+    await create_topics(broker.address, [TopicSpec(topic, 12, 1, odd)])
+    created, differences = await ensure_topics(contracts_folder, broker.address, replicas=1)
+    assert created == []
+    assert sorted(differences) == [
+        f"{topic}: cleanup.policy compact, the contract says delete",
+        f"{topic}: max.message.bytes 500000, the contract says 1048576",
+        f"{topic}: retention.ms 60000, the contract says 2592000000",
+    ]
+    as_declared = (await ensure_topics(contracts_folder, broker.address, replicas=None))[1]
+    assert f"{topic}: 1 replicas, the contract says 3" in as_declared
+    assert f"{topic}: min.insync.replicas 1, the contract says 2" in as_declared
+
+
+@pytest.mark.messaging
+@pytest.mark.req("EVT-127")
+async def test_a_topic_that_no_contract_declares_is_noticed_on_the_broker(broker, folder):
+    contracts_folder, topic = folder
+    lost = f"{topic.removesuffix('.v1')}-lost.v1"
+    await create_topics(broker.address, [TopicSpec(lost, 1)])
+    await ensure_topics(contracts_folder, broker.address, replicas=1)
+    noticed = await broker_findings(contracts_folder, broker.address)
+    assert f"{lost}: no contract declares it" in noticed
+    assert not [sentence for sentence in noticed if sentence.startswith(f"{topic}:")]
+
+
+@pytest.mark.messaging
+async def test_auto_creation_left_on_is_noticed(broker, folder):
+    """The embedded broker has it on; Apache Kafka is started here with it off."""
+    on = await auto_creates_topics(broker.address)
+    if broker.running.kind != "external":
+        assert on == (broker.running.kind == "embedded")
+    said = "auto.create.topics.enable is true: a misspelt name makes a topic"
+    assert (said in await broker_findings(folder[0], broker.address)) == on
+
+
+@pytest.mark.messaging
 def test_the_command_reports_a_topic_of_another_size_and_leaves_it(broker, admin, folder, capsys):
     contracts_folder, topic = folder
-    admin.create_topics([NewTopic(topic, 3, 1)])[topic].result(timeout=10)
-    bootstrap = broker.running.bootstrap
-    assert module.main([str(contracts_folder), "--bootstrap", bootstrap, "--replicas", "1"]) == 1
-    assert capsys.readouterr().out == f"drift   {topic}: 3 partitions, the contract says 12\n"
+    kept = {"retention.ms": "2592000000", "max.message.bytes": "1048576"}
+    admin.create_topics([NewTopic(topic, 3, 1, config=kept)])[topic].result(timeout=10)
+    assert run("topics", contracts_folder, "--bootstrap", broker.running.bootstrap, "--replicas", "1") == 1
+    assert said(capsys) == [f"drift   {topic}: 3 partitions, the contract says 12"]
     assert len(admin.list_topics(topic, timeout=10).topics[topic].partitions) == 3
 
 
 @pytest.mark.messaging
 def test_the_command_says_what_it_created(broker, folder, capsys):
     contracts_folder, topic = folder
-    assert module.main([str(contracts_folder), "--bootstrap", broker.running.bootstrap, "--replicas", "1"]) == 0
-    assert capsys.readouterr().out == f"created {topic}\n"
+    assert run("topics", contracts_folder, "--bootstrap", broker.running.bootstrap, "--replicas", "1") == 0
+    assert said(capsys) == [f"created {topic}"]
 
 
 def test_the_command_refuses_a_folder_without_contracts_in_one_line(tmp_path, capsys):
-    assert module.main([str(tmp_path), "--bootstrap", "127.0.0.1:9"]) == 2
+    assert run("topics", tmp_path, "--bootstrap", "127.0.0.1:9") == 2
     assert capsys.readouterr().err == f"topics: no *.asyncapi.yaml in {tmp_path}\n"
 
 
 def test_the_command_says_in_one_line_that_no_broker_answers():
-    command = [sys.executable, "-m", "chassis.contracts", str(ROOT / "contracts"), "--bootstrap", "127.0.0.1:9"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "chassis.contracts", "topics", str(ROOT / "contracts"), "--bootstrap"]
+    done = subprocess.run([*command, "127.0.0.1:9"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("topics: 127.0.0.1:9: ")
     assert done.stderr.count("\n") == 1

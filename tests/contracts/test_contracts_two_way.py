@@ -6,21 +6,25 @@ in their code.
 
 from dataclasses import replace
 from datetime import datetime
-from typing import TypedDict
+from types import UnionType
+from typing import Literal, TypedDict, get_args, get_origin, get_type_hints
 
 import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka
 from cloudevents.core.formats.json import JSONFormat
 from contract_checks import (
+    Publisher,
     edited,
-    every_message,
     free_text_fields,
     payload_drift,
     undeclared,
     unlisted,
     unpublished,
+    unread,
 )
 
+from chassis import platform_events
+from chassis.contracts import every_message
 from crm import messages
 
 PRODUCED_AS = {
@@ -29,6 +33,8 @@ PRODUCED_AS = {
     messages.STEP_DONE: messages.StepDonePayload,
     messages.DEAL_COMPLETED: messages.DealEndedPayload,
     messages.DEAL_CANCELLED: messages.DealEndedPayload,
+    platform_events.quarantined("crm"): platform_events.QuarantinedPayload,
+    platform_events.audit_recorded("crm"): platform_events.AuditRecordedPayload,
 }
 """The class whose keys are an event type's payload."""
 
@@ -42,6 +48,15 @@ def payload_class(message):
     return next(
         kind for event, kind in PRODUCED_AS.items() if (event.topic, event.type) == (message.topic, message.type)
     )
+
+
+def fits(value, kind):
+    """Whether a JSON value is of a TypedDict's field type."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is UnionType:
+        return any(fits(value, part) for part in get_args(kind))
+    return isinstance(value, get_origin(kind) or kind) and not (kind is int and isinstance(value, bool))
 
 
 def declared(contracts, name):
@@ -59,8 +74,9 @@ def test_every_declared_message_of_our_services_is_in_their_code(publishers, con
 
 
 def test_every_payload_class_has_exactly_the_declared_fields(publishers, contracts):
-    assert set(PRODUCED_AS) == {event for publisher in publishers for event in publisher.listed}
-    assert set(PRODUCED_AS.values()) == {kind for publisher in publishers for kind in publisher.payloads.values()}
+    assert set(PRODUCED_AS) == {event for publisher in publishers for event in publisher.events.values()}
+    of_services = {kind for publisher in publishers for kind in publisher.payloads.values()}
+    assert of_services <= set(PRODUCED_AS.values())
     drift = [
         sentence
         for contract, message in every_message(contracts)
@@ -71,19 +87,20 @@ def test_every_payload_class_has_exactly_the_declared_fields(publishers, contrac
 
 def test_every_example_has_the_producers_keys_and_types(contracts):
     for _, message in every_message(contracts):
-        fields = payload_class(message).__annotations__
+        fields = get_type_hints(payload_class(message))
         for example in message.examples:
             assert example["payload"].keys() == fields.keys(), message.name
             for field, kind in fields.items():
-                assert isinstance(example["payload"][field], kind), f"{message.name}.{field}"
+                assert fits(example["payload"][field], kind), f"{message.name}.{field}"
 
 
 def test_the_cloudevents_sdk_reads_every_example(contracts):
     for contract, message in every_message(contracts):
-        key_field = next(c["x-message-key"] for c in contract.channels.values() if c["address"] == message.topic)
+        channel = next(c for c in contract.channels.values() if c["address"] == message.topic)
         for example in message.examples:
             headers = {name: value.encode() for name, value in example["headers"].items()}
-            key = example["payload"][key_field].encode()
+            key_field = channel.get("x-message-key")
+            key = (example["payload"][key_field] if key_field else example["headers"]["ce_subject"]).encode()
             event = from_kafka(
                 KafkaMessage(headers, key, JSONFormat().write_data(example["payload"], None)), JSONFormat()
             )
@@ -93,6 +110,11 @@ def test_the_cloudevents_sdk_reads_every_example(contracts):
             assert event.get_time() == datetime.fromisoformat(example["headers"]["ce_time"])
             assert event.get_extension("contractversion") == "1"
             assert event.get_data() == example["payload"]
+
+
+@pytest.mark.req("EVT-113", "EVT-114")
+def test_every_example_is_parsed_by_every_consumer_of_ours(publishers, contracts):
+    assert unread(publishers, contracts) == []
 
 
 @pytest.mark.req("TLO-10")
@@ -158,3 +180,28 @@ def test_a_payload_class_that_differs_from_its_contract_is_refused(contracts):
         "crm.asyncapi.yaml: message DealCancelled: DealId is required on one side only (Ended)",
         "crm.asyncapi.yaml: message DealCancelled: TenantId is required on one side only (Ended)",
     ]
+
+
+def test_a_platform_event_that_no_contract_declares_is_refused(crm_publisher, contracts):
+    gone = edited(contracts[0], ("channels", "operational"), ...)
+    publisher = replace(crm_publisher, constants={})
+    said = "crm.messages.quarantined: no contract declares message.quarantined on pin.crm.operational.v1"
+    assert undeclared(publisher, [gone]) == [said]
+
+
+def test_a_consumer_that_reads_no_such_message_or_cannot_parse_its_example_is_refused(contracts):
+    place = ("channels", "timelineOverdue", "x-governance", "consumers")
+    changed = edited(contracts[0], place, ["messenger", "deaf", "strict"])
+    topic = "pin.crm.timeline-overdue.v1"
+
+    def consumer(service, readers):
+        return Publisher(service, f"{service}.messages", {}, [], {}, {}, readers)
+
+    where = "crm.asyncapi.yaml: message DealTimelineOverdueEvent"
+    strict = consumer("strict", {(topic, topic): lambda payload: payload["DealNumber"]})
+    assert sorted(unread([consumer("deaf", {}), strict], [changed])) == [
+        f"{where}: deaf reads no {topic}",
+        f"{where}: strict can't parse the example document-not-sent: KeyError 'DealNumber'",
+    ]
+    content = consumer("strict", {(topic, topic): lambda payload: payload["DealId"]})
+    assert unread([content], [changed]) == []

@@ -6,8 +6,16 @@ from uuid import uuid4
 
 import pytest
 
-from chassis.contracts import ContractInvalid, drift, ensure_topics, load_contracts, main
-from chassis.messaging import BrokerUnavailable, KafkaAddress, TopicSpec, create_topics, read_topics
+from chassis.contracts import ContractInvalid, contract_of, drift, ensure_topics, load_contracts
+from chassis.contracts.__main__ import main
+from chassis.messaging import (
+    BrokerUnavailable,
+    KafkaAddress,
+    TopicSpec,
+    create_topics,
+    describe_topics,
+    read_topics,
+)
 from chassis.testing.plugin import TestBroker
 
 GOOD = """
@@ -162,7 +170,8 @@ def test_contracts_are_read_in_the_order_of_their_names(tmp_path: Path):
 
 def test_drift_is_a_sentence_per_topic():
     declared = [TopicSpec("a", 3), TopicSpec("b", 3), TopicSpec("c", 3)]
-    assert drift(declared, {"a": 3, "b": 2, "d": 9}) == ["b: 2 partitions, the contract says 3", "c: missing"]
+    existing = {"a": TopicSpec("a", 3), "b": TopicSpec("b", 2), "d": TopicSpec("d", 9)}
+    assert drift(declared, existing) == ["b: 2 partitions, the contract says 3", "c: missing"]
 
 
 @pytest.mark.messaging
@@ -175,7 +184,8 @@ async def test_declared_topics_are_created_once(tmp_path: Path, broker: TestBrok
 
 @pytest.mark.messaging
 async def test_a_topic_that_differs_is_reported_and_left_as_it_is(tmp_path: Path, broker: TestBroker, topic_name: str):
-    await create_topics(broker.address, [TopicSpec(topic_name, 2)])
+    config = {"cleanup.policy": "compact,delete", "retention.ms": "1000"}
+    await create_topics(broker.address, [TopicSpec(topic_name, 2, 1, config)])
     folder = contract(tmp_path, GOOD.format(topic=topic_name))
     created, differences = await ensure_topics(folder, broker.address, replicas=1)
     assert created == []
@@ -193,14 +203,38 @@ def test_the_command_creates_reports_and_refuses(
     tmp_path: Path, broker: TestBroker, topic_name: str, capsys: pytest.CaptureFixture[str]
 ):
     contract(tmp_path, GOOD.format(topic=topic_name))
-    arguments = [str(tmp_path), "--bootstrap", broker.running.bootstrap, "--replicas", "1"]
+    arguments = ["topics", str(tmp_path), "--bootstrap", broker.running.bootstrap, "--replicas", "1"]
     assert main(arguments) == 0
-    assert capsys.readouterr().out == f"created {topic_name}\n"
+    assert capsys.readouterr().out.startswith(f"created {topic_name}\nnotice  ")
     contract(tmp_path, GOOD.format(topic=topic_name).replace("partitions: 3", "partitions: 4"))
     assert main(arguments) == 1
-    assert capsys.readouterr().out == f"drift   {topic_name}: 3 partitions, the contract says 4\n"
+    assert capsys.readouterr().out.startswith(f"drift   {topic_name}: 3 partitions, the contract says 4\nnotice  ")
     contract(tmp_path, "channels: 7")
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "topics: test.asyncapi.yaml: no map of channels\n"
+
+
+@pytest.mark.messaging
+async def test_a_broker_describes_topics_with_the_settings_that_were_asked_for(broker: TestBroker, topic_name: str):
+    config = {"retention.ms": "60000", "max.message.bytes": "500000"}
+    await create_topics(broker.address, [TopicSpec(topic_name, 2, 1, config)])
+    described = (await describe_topics(broker.address, ["retention.ms", "min.insync.replicas"]))[topic_name]
+    assert described == TopicSpec(topic_name, 2, 1, {"retention.ms": "60000", "min.insync.replicas": "1"})
+    assert (await describe_topics(broker.address, ()))[topic_name] == TopicSpec(topic_name, 2, 1)
+
+
+async def test_a_broker_that_is_away_describes_nothing():
+    with pytest.raises(BrokerUnavailable):
+        await describe_topics(KafkaAddress("127.0.0.1:1"), ())
+
+
+def test_a_services_contract_is_found_beside_its_checkout(tmp_path: Path):
+    package = tmp_path / "services/ops-queue/src/ops_queue/__init__.py"
+    with pytest.raises(FileNotFoundError, match=r"no contract .*/contracts/ops-queue\.asyncapi\.yaml"):
+        contract_of(str(package))
+    (tmp_path / "contracts").mkdir()
+    path = tmp_path / "contracts/ops-queue.asyncapi.yaml"
+    path.touch()
+    assert contract_of(str(package)) == path

@@ -6,12 +6,13 @@ no third outcome. Records of one key keep the order in which they were given.
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, ProducerClosed, TopicAlreadyExistsError
 from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.producer.message_accumulator import BatchBuilder
@@ -20,6 +21,7 @@ from chassis.messaging.records import BrokerUnavailable, KafkaAddress, Record, T
 
 MAX_BATCH_BYTES: Final = 256 * 1024
 LONGEST_CLOSE: Final = 1.0
+_AUTO_CREATE: Final = "auto.create.topics.enable"
 _PARTITION: Final = DefaultPartitioner()
 log = structlog.get_logger(__name__)
 
@@ -180,6 +182,60 @@ async def read_topics(address: KafkaAddress) -> dict[str, int]:
     async with _Admin(address) as admin:
         described = await admin.describe_topics()
         return {topic["topic"]: len(topic["partitions"]) for topic in described}
+
+
+async def describe_topics(address: KafkaAddress, settings: Collection[str]) -> dict[str, TopicSpec]:
+    """Return every topic that the broker has, as it is.
+
+    Args:
+        address: where Kafka is.
+        settings: names of the topic settings to ask for; none asks for none.
+
+    Raises:
+        BrokerUnavailable: no broker answers.
+    """
+    async with _Admin(address) as admin:
+        found = {topic["topic"]: topic["partitions"] for topic in await admin.describe_topics()}
+        configs = await _settings(admin, ConfigResourceType.TOPIC, found, settings)
+        return {
+            name: TopicSpec(
+                name,
+                len(partitions),
+                min((len(partition["replicas"]) for partition in partitions), default=0),
+                configs.get(name, {}),
+            )
+            for name, partitions in found.items()
+        }
+
+
+async def auto_creates_topics(address: KafkaAddress) -> bool:
+    """Return whether a broker makes a topic of any name that somebody asks for.
+
+    Raises:
+        BrokerUnavailable: no broker answers.
+    """
+    async with _Admin(address) as admin:
+        brokers = [str(broker["node_id"]) for broker in (await admin.describe_cluster())["brokers"]]
+        configs = await _settings(admin, ConfigResourceType.BROKER, brokers, [_AUTO_CREATE])
+        return any(config.get(_AUTO_CREATE) == "true" for config in configs.values())
+
+
+async def _settings(
+    admin: AIOKafkaAdminClient, kind: ConfigResourceType, names: Iterable[str], settings: Collection[str]
+) -> dict[str, dict[str, str]]:
+    if not settings:
+        return {}
+    resources = [ConfigResource(kind, name, dict.fromkeys(settings)) for name in names]
+    answers = [answer.to_object() for answer in await admin.describe_configs(resources)] if resources else []
+    return {
+        resource["resource_name"]: {
+            entry["config_names"]: entry["config_value"]
+            for entry in resource["config_entries"]
+            if entry["config_names"] in settings
+        }
+        for answer in answers
+        for resource in answer["resources"]
+    }
 
 
 async def require_topics(address: KafkaAddress, names: Collection[str]) -> None:
