@@ -13,12 +13,13 @@ from chassis.messaging import (
     KafkaAddress,
     Producer,
     Record,
+    RecordRefused,
     TopicSpec,
     create_topics,
     read_topics,
     require_topics,
 )
-from chassis.messaging.kafka import MAX_BATCH_BYTES
+from chassis.messaging.kafka import MAX_BATCH_BYTES, _place
 from chassis.outbox import MAX_RECORD_BYTES
 from chassis.testing.kafka import Event
 from chassis.testing.plugin import TestBroker
@@ -160,7 +161,7 @@ async def test_nothing_of_a_partition_is_sent_behind_a_batch_that_was_refused(
 
     proxy.judge = refuse_the_first
     batches = records(topic, 12, size=MAX_BATCH_BYTES // 2)
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(RecordRefused if code == MESSAGE_TOO_LARGE else BrokerUnavailable):
         await producer.publish(batches)
     assert len(passed) == 1
     await producer.publish(batches)
@@ -178,7 +179,7 @@ async def test_a_refusal_that_passes_is_retried_in_order(
     assert read(broker, topic, 6) == list(range(6))
 
 
-async def test_one_partition_that_fails_does_not_leave_the_others_sending(
+async def test_one_partition_that_fails_stops_and_the_others_arrive(
     broker: TestBroker, topic: str, proxy: KafkaProxy, producer: Producer
 ):
     wide = f"{topic}.wide"
@@ -193,9 +194,15 @@ async def test_one_partition_that_fails_does_not_leave_the_others_sending(
 
     proxy.judge = refuse_the_first
     batches = [record for key in "abcdefgh" for record in records(wide, 6, MAX_BATCH_BYTES // 2, key)]
-    with pytest.raises(BrokerUnavailable):
-        await producer.publish(batches)
-    assert len(passed) == 1
+    publication = await producer.deliver(batches)
+    assert isinstance(publication.trouble, BrokerUnavailable)
+    assert publication.refused == {}
+    [(_, failed), *_] = passed[0].produced
+    others = [place for request in passed[1:] for place in request.produced]
+    assert (wide, failed) not in others
+    missing = [at for at in range(len(batches)) if at not in publication.acknowledged]
+    assert 0 < len(missing) < len(batches)
+    assert {_place(batches[at].key, (0, 1, 2, 3)) for at in missing} == {at for _, at in passed[0].produced}
     await all_ended()
 
 
