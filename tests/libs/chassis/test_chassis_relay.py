@@ -343,21 +343,6 @@ async def test_a_broker_that_hangs_holds_a_transaction_no_longer_than_the_acknow
     assert await drain(scene.relay(scene.producer(broker.address))) == [1]
 
 
-async def test_a_topic_that_is_missing_loses_nothing(
-    scene: Scene, broker: TestBroker, topic: str, note: Note, admin: Connection
-):
-    if broker.running.kind == "embedded":
-        pytest.skip("the embedded broker creates topics by itself")
-    missing = f"{topic}.missing"
-    await scene.emit([note(missing, "k", 1)])
-    relay = scene.relay(scene.producer(broker.address, ack_timeout=1.0))
-    with pytest.raises(BrokerUnavailable):
-        await relay.run_once()
-    assert [tuple(row) for row in await admin.fetch("select attempts, parked_at from crm.outbox")] == [(0, None)]
-    await create_topics(broker.address, [TopicSpec(missing, 1)])
-    assert await drain(relay) == [1]
-
-
 # --- the database is away
 
 

@@ -25,9 +25,11 @@ PROVE_EVERY: Final = 30.0
 _FIRST_IDS = """
 select l.lane, least(
   (select o.id from {schema}.outbox as o
-   where o.lane = l.lane and o.id >= l.floor and o.parked_at is null order by o.id limit 1),
+   where (o.lane, o.id) >= (l.lane, l.floor) and o.lane <= l.lane and o.parked_at is null
+   order by o.lane, o.id limit 1),
   (select o.id from {schema}.outbox as o
-   where o.lane = l.lane and o.id >= l.floor and o.parked_at is not null order by o.id limit 1)
+   where (o.lane, o.id) >= (l.lane, l.floor) and o.lane <= l.lane and o.parked_at is not null
+   order by o.lane, o.id limit 1)
 ) as first
 from unnest($1::smallint[], $2::bigint[]) as l(lane, floor)
 """

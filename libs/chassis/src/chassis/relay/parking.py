@@ -43,11 +43,13 @@ select l.lane from unnest($1::smallint[]) as l(lane)
 where pg_try_advisory_xact_lock(hashtext('{schema}.outbox'), l.lane)
 """
 _LANE = "select pg_advisory_xact_lock(hashtext('{schema}.outbox'), $1)"
+# Bounds in place of an equality, so that only the index on (message_key, id) gives the order (see worker.py).
 _FIRST_ROWS = """
 select k.message_key, o.id, o.topic, o.payload, o.headers, o.lane, o.attempts
 from {schema}.outbox_parked_key as k left join lateral (
   select i.id, i.topic, i.payload, i.headers::text as headers, i.lane, i.attempts from {schema}.outbox as i
-  where i.message_key = k.message_key and i.parked_at is not null order by i.id limit 1
+  where i.message_key >= k.message_key and i.message_key <= k.message_key and i.parked_at is not null
+  order by i.message_key, i.id limit 1
 ) as o on true
 where k.message_key = any($1::text[]) and k.next_attempt_at <= $2
 """
@@ -63,7 +65,8 @@ select k.message_key, k.topic, k.parked_at, k.reason, k.next_attempt_at, o.id, o
   (select count(*) from {schema}.outbox as i where i.message_key = k.message_key and i.parked_at is not null) as rows
 from {schema}.outbox_parked_key as k left join lateral (
   select i.id, i.event_id, i.tenant_id, i.attempts from {schema}.outbox as i
-  where i.message_key = k.message_key and i.parked_at is not null order by i.id limit 1
+  where i.message_key >= k.message_key and i.message_key <= k.message_key and i.parked_at is not null
+  order by i.message_key, i.id limit 1
 ) as o on true
 where $1::text is null or k.message_key = $1 order by k.parked_at, k.message_key limit $2
 """

@@ -16,7 +16,8 @@ select clock_timestamp() as at, w.*, p.*, k.* from
   (select min(o.created_at) as oldest, count(*) as pending from
     (select r.created_at from unnest($1::smallint[], $2::bigint[]) as l(lane, floor) cross join lateral
       (select i.created_at from {schema}.outbox as i
-       where i.lane = l.lane and i.id >= l.floor and i.parked_at is null) as r limit {most}) as o) as w,
+       where (i.lane, i.id) >= (l.lane, l.floor) and i.lane <= l.lane and i.parked_at is null) as r
+     limit {most}) as o) as w,
   (select count(*) as parked_rows from
     (select from {schema}.outbox as i where i.parked_at is not null limit {most}) as o) as p,
   (select min(parked_at) as oldest_parked, count(*) filter (where next_attempt_at is null) as parked_keys,

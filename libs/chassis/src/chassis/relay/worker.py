@@ -35,12 +35,15 @@ RETRY_LOOK: Final = 0.5
 _TROUBLE: tuple[type[Exception], ...] = (BrokerUnavailable, *DATABASE_ERRORS)
 log = structlog.get_logger(__name__)
 
-# A scalar subquery stays a probe of the index per lane; EXISTS may become a join that reads the whole table.
+# A scalar subquery stays a probe of the index per lane; EXISTS may become a join that reads the whole table. The bounds
+# are written so that only the index on (lane, id) gives the order: with `lane = ... order by id` the planner may walk
+# the primary key past a hundred thousand rows of other lanes.
 _LOCK_LANES = """
 select busy.lane from (
   select l.lane from unnest($1::smallint[], $2::bigint[]) as l(lane, floor)
   where (select true from {schema}.outbox as o
-         where o.lane = l.lane and o.id >= l.floor and o.parked_at is null order by o.id limit 1) offset 0
+         where (o.lane, o.id) >= (l.lane, l.floor) and o.lane <= l.lane and o.parked_at is null
+         order by o.lane, o.id limit 1) offset 0
 ) as busy
 where pg_try_advisory_xact_lock(hashtext('{schema}.outbox'), busy.lane)
 limit $3
@@ -51,8 +54,10 @@ select o.id, o.topic, o.message_key, o.payload, o.headers, o.lane, o.attempts,
   (select true from {schema}.outbox_parked_key as k where k.message_key = o.message_key limit 1) as held
 from unnest($1::smallint[], $2::bigint[]) as l(lane, floor)
 cross join lateral (
-  select id, topic, message_key, payload, headers::text as headers, lane, attempts from {schema}.outbox
-  where lane = l.lane and id >= l.floor and parked_at is null order by id limit $3
+  select i.id, i.topic, i.message_key, i.payload, i.headers::text as headers, i.lane, i.attempts
+  from {schema}.outbox as i
+  where (i.lane, i.id) >= (l.lane, l.floor) and i.lane <= l.lane and i.parked_at is null
+  order by i.lane, i.id limit $3
 ) as o
 """
 _DELETE = "delete from {schema}.outbox where id = any($1::bigint[])"
