@@ -1,4 +1,4 @@
-"""The verbs of a service's command line, the same for all: serve, migrate, job, relay.
+"""The verbs of a service's command line, the same for all: serve, migrate, job, relay, outbox.
 
 A mistake in the environment or an argument is one line on standard error and exit status 2; what was refused changed
 nothing.
@@ -27,7 +27,8 @@ from chassis.db import safe_address
 from chassis.jobs import JobDriver
 from chassis.messaging import BrokerUnavailable
 from chassis.problems import Problem
-from chassis.relay import Relay
+from chassis.relay import NotParked, Relay
+from chassis.relay.command import add_outbox_verb, run_outbox_verb
 from chassis.settings import ServiceSettings, explain_invalid, explain_unreadable
 from chassis.telemetry import configure_logging
 
@@ -117,6 +118,7 @@ class ServiceCommand(Generic[SettingsT]):
         relay = verbs.add_parser("relay", help="publish what the outbox holds")
         relay.add_argument("--once", action="store_true", required=True, help="until nothing is left, then exit")
         relay.set_defaults(verb=self._relay)
+        add_outbox_verb(verbs).set_defaults(verb=self._outbox)
         return parser
 
     def _serve(self, settings: SettingsT, options: argparse.Namespace) -> int:
@@ -173,6 +175,20 @@ class ServiceCommand(Generic[SettingsT]):
             finally:
                 await parts.close()
             print(f"published={published}")
+            return 0
+
+        return asyncio.run(once())
+
+    def _outbox(self, settings: SettingsT, options: argparse.Namespace) -> int:
+        async def once() -> int:
+            parts = self.build(settings, frozenset({"relay"}))
+            try:
+                lines = await run_outbox_verb(parts.relays[0].parking, options)
+            except (NotParked, ValueError) as error:
+                return self._refuse(str(error))
+            finally:
+                await parts.close()
+            print("\n".join(lines))
             return 0
 
         return asyncio.run(once())
