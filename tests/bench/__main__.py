@@ -89,7 +89,7 @@ async def measure_held(bench: Bench) -> list[Figure]:
     """Measure the relay under a held snapshot, and its claim behind parked rows."""
     database, other = await bench.database(), await bench.database()
     sessions, other_sessions = opened(database), opened(other)
-    figures = await held_snapshot.held_snapshot(sessions, database.admin_url, bench.address)
+    figures = await held_snapshot.held_snapshot(sessions, other_sessions, database.admin_url, bench.address)
     figures += await held_snapshot.behind_parked_rows(other_sessions, other.admin_url)
     await sessions.close()
     await other_sessions.close()
