@@ -18,7 +18,7 @@ from chassis.db import Database
 from chassis.ids import new_id
 from chassis.messaging import KafkaAddress, Producer
 from chassis.outbox import Cause, Message, Outbox
-from chassis.relay import Relay, RelayMetrics, Wakeup
+from chassis.relay import Floor, Relay, RelayMetrics, Wakeup
 from chassis.runtime import Stop
 from crm.domain import DealTimelineEventType, StepOverdue
 from crm.messages import to_message
@@ -49,8 +49,18 @@ def relays(database: Database, address: KafkaAddress, wakeup: Wakeup, workers: i
     """Return a relay as crm wires it: two workers on one producer."""
     producer = Producer(address, client_id="bench")
     metrics = RelayMetrics(CollectorRegistry())
+    floor = Floor("crm")
     made = [
-        Relay(database, producer, schema="crm", wakeup=wakeup, metrics=metrics, relays=workers, interval=60.0)
+        Relay(
+            database,
+            producer,
+            schema="crm",
+            wakeup=wakeup,
+            metrics=metrics,
+            relays=workers,
+            interval=60.0,
+            floor=floor,
+        )
         for _ in range(workers)
     ]
     return producer, made

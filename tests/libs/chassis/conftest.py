@@ -17,11 +17,13 @@ from chassis.batching import job_poison_table
 from chassis.consumers.tables import dead_letter_table, inbox_table, parked_key_table
 from chassis.db import Database
 from chassis.messaging import TopicSpec, create_topics
-from chassis.outbox import EventType, Message, outbox_table
+from chassis.outbox import EventType, Message, outbox_parked_key_table, outbox_table
 from chassis.testing.plugin import DatabaseTemplates, TestBroker, TestDatabase
 from chassis.testing.servers import EmbeddedBroker
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from relay_scene import Scene
 
 NOW = datetime(2026, 11, 30, 9, 0, tzinfo=UTC)
 
@@ -43,6 +45,7 @@ def _tables() -> str:
     """Return the DDL of chassis's tables in the schema crm."""
     metadata = MetaData(schema="crm")
     outbox_table(metadata)
+    outbox_parked_key_table(metadata)
     audit_table(metadata)
     job_poison_table(metadata)
     inbox_table(metadata)
@@ -90,7 +93,7 @@ async def scratch(chassis_database: TestDatabase, eventually: Callable) -> TestD
         return not await admin.fetchval(f"select count(pg_terminate_backend(pid)) {others}")
 
     await eventually(alone)
-    tables = "thing, outbox, audit_log, job_poison, inbox, dead_letter, parked_key"
+    tables = "thing, outbox, outbox_parked_key, audit_log, job_poison, inbox, dead_letter, parked_key"
     await admin.execute(f"truncate {', '.join(f'crm.{table}' for table in tables.split(', '))} restart identity")
     await admin.close()
     return chassis_database
@@ -163,3 +166,12 @@ def note() -> Callable[..., Message]:
         return Message(event, key, {"number": number}, NOW, **fields)
 
     return make
+
+
+@pytest.fixture
+async def scene(scratch: TestDatabase, opened: Callable[..., Database]) -> AsyncIterator[Scene]:
+    """Relays of a test; their producers are closed afterwards."""
+    made = Scene(opened(scratch.system_url, application_name="relay"), scratch.system_url, opened)
+    yield made
+    for producer in made.producers:
+        await producer.close()

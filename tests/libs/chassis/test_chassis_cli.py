@@ -16,6 +16,7 @@ import pytest
 
 import crm
 from chassis.cli import ServiceCommand
+from chassis.outbox import lane_of
 from chassis.testing.plugin import DatabaseTemplates, TestBroker, TestDatabase
 from chassis.testing.processes import HOST, free_ports, popen_tied, stop, without_variables
 from crm.app import build
@@ -171,6 +172,37 @@ def test_a_job_runs_once_and_the_relay_until_nothing_is_left(
         assert (code, line) == (0, "published=100")
         reader.until(lambda seen: len(seen) == 100)
     assert fetchval(database, "select count(*) from crm.outbox") == 0
+
+
+PARKED_ROWS = """
+with k as (insert into crm.outbox_parked_key values ('a key', 't', now(), 'larger', null))
+insert into crm.outbox (event_id, aggregatetype, aggregateid, type, payload, headers, topic, message_key, lane,
+                        occurred_at, parked_at, attempts)
+select gen_random_uuid(), 'Note', 'a key', 'test.noted', 'x', '{}', 't', 'a key', $1, now(), now(), (n = 1)::int
+from generate_series(1, 3) as n
+"""
+
+
+@pytest.mark.req("EVT-105")
+def test_parked_rows_are_listed_discarded_for_a_reason_and_unparked_and_every_act_is_audited(
+    environment: dict[str, str], says: Says, database: TestDatabase
+):
+    fetchval(database, PARKED_ROWS, lane_of("a key"))
+    first = fetchval(database, "select min(id) from crm.outbox")
+    code, line, _ = says(environment, "outbox", "parked")
+    assert code == 0
+    assert f"key=a key first_id={first} topic=t rows=3 attempts=1" in line
+    assert "next=operator reason=larger" in line
+    assert "reason" in refusal(says(environment, "outbox", "discard", str(first), "--reason", " "), 2)
+    assert says(environment, "outbox", "unpark", "a key", "--actor", "ann")[:2] == (0, "unparked=3")
+    assert "not parked" in refusal(says(environment, "outbox", "unpark", "a key"), 2)
+    fetchval(database, "update crm.outbox set parked_at = now(), attempts = 1")
+    assert says(environment, "outbox", "discard", str(first), "--reason", "garbage")[0] == 0
+    assert "no parked row" in refusal(says(environment, "outbox", "discard", str(first), "--reason", "garbage"), 2)
+    acts = fetchval(database, "select string_agg(action || ' ' || actor, ', ' order by id) from crm.audit_log")
+    assert acts == "outbox.unparked cli:ann, outbox.discarded cli"
+    assert fetchval(database, "select count(*) from crm.outbox") == 2
+    assert says(environment, "outbox", "parked")[1] == "nothing is parked"
 
 
 # --- a process

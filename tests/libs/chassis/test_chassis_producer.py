@@ -13,12 +13,13 @@ from chassis.messaging import (
     KafkaAddress,
     Producer,
     Record,
+    RecordRefused,
     TopicSpec,
     create_topics,
     read_topics,
     require_topics,
 )
-from chassis.messaging.kafka import MAX_BATCH_BYTES
+from chassis.messaging.kafka.producer import MAX_BATCH_BYTES, _place
 from chassis.outbox import MAX_RECORD_BYTES
 from chassis.testing.kafka import Event
 from chassis.testing.plugin import TestBroker
@@ -160,7 +161,7 @@ async def test_nothing_of_a_partition_is_sent_behind_a_batch_that_was_refused(
 
     proxy.judge = refuse_the_first
     batches = records(topic, 12, size=MAX_BATCH_BYTES // 2)
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(RecordRefused if code == MESSAGE_TOO_LARGE else BrokerUnavailable):
         await producer.publish(batches)
     assert len(passed) == 1
     await producer.publish(batches)
@@ -178,24 +179,29 @@ async def test_a_refusal_that_passes_is_retried_in_order(
     assert read(broker, topic, 6) == list(range(6))
 
 
-async def test_one_partition_that_fails_does_not_leave_the_others_sending(
+async def test_one_partition_that_fails_stops_and_the_others_arrive(
     broker: TestBroker, topic: str, proxy: KafkaProxy, producer: Producer
 ):
     wide = f"{topic}.wide"
     await create_topics(broker.address, [TopicSpec(wide, 4)])
     passed: list[Request] = []
 
-    def refuse_the_first(request: Request) -> Fate | bytes:
+    def refuse_the_second(request: Request) -> Fate | bytes:
         if request.api != PRODUCE:
             return Fate.PASS
         passed.append(request)
-        return request.refusal(UNKNOWN_SERVER_ERROR) if len(passed) == 1 else Fate.PASS
+        return request.refusal(UNKNOWN_SERVER_ERROR) if len(passed) == 2 else Fate.PASS
 
-    proxy.judge = refuse_the_first
-    batches = [record for key in "abcdefgh" for record in records(wide, 6, MAX_BATCH_BYTES // 2, key)]
-    with pytest.raises(BrokerUnavailable):
-        await producer.publish(batches)
-    assert len(passed) == 1
+    proxy.judge = refuse_the_second
+    large = records(wide, 6, MAX_BATCH_BYTES // 2, "a")
+    small = [record for key in "bcdefgh" for record in records(wide, 3, 10, key)]
+    assert len({_place(record.key, (0, 1, 2, 3)) for record in small}) > 2
+    publication = await producer.deliver([*small, *large])
+    assert isinstance(publication.trouble, BrokerUnavailable)
+    assert publication.refused == {}
+    assert publication.acknowledged >= set(range(len(small)))
+    assert len(publication.acknowledged) < len(small) + 6
+    assert len(passed) == 2, "nothing follows the batch that failed"
     await all_ended()
 
 

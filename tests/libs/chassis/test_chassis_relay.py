@@ -1,7 +1,7 @@
 """The relay against Postgres and a broker: what it sends, what it never loses, and what it does when either is away."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -9,16 +9,16 @@ import asyncpg
 import orjson
 import pytest
 from kafka_proxy import PRODUCE, Fate, Request, kafka_proxy
-from prometheus_client import CollectorRegistry
+from relay_scene import FILL, OUTBOX, Counting, Scene, drain, pending, port_of
 
 from chassis import relay as relay_module
 from chassis.db import Database, driver_connection
-from chassis.messaging import BrokerUnavailable, KafkaAddress, Producer, Record, TopicSpec, create_topics
-from chassis.outbox import Cause, Message, Outbox, lane_of
-from chassis.relay import FIRST_BACKOFF, LONGEST_BACKOFF, OutboxWatch, Relay, RelayMetrics, Wakeup
+from chassis.messaging import BrokerUnavailable, KafkaAddress, Producer, Publication, Record, TopicSpec, create_topics
+from chassis.outbox import Cause, Message, lane_of
+from chassis.relay import FIRST_BACKOFF, LONGEST_BACKOFF, OutboxWatch
 from chassis.runtime import Stop
 from chassis.testing.kafka import Event
-from chassis.testing.plugin import TestBroker, TestDatabase
+from chassis.testing.plugin import TestBroker
 from chassis.testing.servers import EmbeddedBroker
 
 pytestmark = pytest.mark.messaging
@@ -26,71 +26,8 @@ pytestmark = pytest.mark.messaging
 Connection = asyncpg.Connection
 Note = Callable[..., Message]
 NOW = datetime(2026, 11, 30, 9, 0, tzinfo=UTC)
-OUTBOX = Outbox("crm")
 NOWHERE = KafkaAddress("127.0.0.1:1")
 UNKNOWN_ERROR = -1
-FILL = """
-insert into crm.outbox (event_id, aggregatetype, aggregateid, type, payload, headers, topic, message_key, lane,
-                        occurred_at, parked_at)
-select gen_random_uuid(), 'Note', $2, 'test.noted', convert_to(n::text, 'UTF8'),
-       jsonb_build_object('ce_type', 'test.noted', 'ce_id', n::text), $1, $2, $3, now(), $5
-from generate_series(1, $4) as n
-"""
-
-
-class Scene:
-    """Relays over one database, and what they have put on a topic."""
-
-    def __init__(self, database: Database, system_url: str, opened: Callable[..., Database]) -> None:
-        self.database = database
-        self.wakeup = Wakeup()
-        self.emitting = opened(system_url, application_name="emitting", on_commit=self.wakeup.set)
-        self.registry = CollectorRegistry()
-        self.metrics = RelayMetrics(self.registry)
-        self.producers: list[Producer] = []
-
-    def producer(self, address: KafkaAddress, kind: type[Producer] = Producer, **arguments: float) -> Producer:
-        self.producers.append(kind(address, client_id="test", **arguments))
-        return self.producers[-1]
-
-    def relay(self, producer: Producer, **arguments: float) -> Relay:
-        return Relay(
-            self.database,
-            producer,
-            schema="crm",
-            wakeup=self.wakeup,
-            metrics=self.metrics,
-            **{"interval": 60.0, **arguments},
-        )
-
-    async def emit(self, messages: Sequence[Message]) -> None:
-        async with self.emitting.write() as session:
-            await OUTBOX.emit(session, messages, Cause("test"))
-
-
-@pytest.fixture
-async def scene(scratch: TestDatabase, opened: Callable[..., Database]) -> AsyncIterator[Scene]:
-    """Relays of a test; their producers are closed afterwards."""
-    made = Scene(opened(scratch.system_url, application_name="relay"), scratch.system_url, opened)
-    yield made
-    for producer in made.producers:
-        await producer.close()
-
-
-async def pending(admin: Connection) -> int:
-    return await admin.fetchval("select count(*) from crm.outbox")
-
-
-async def drain(relay: Relay) -> list[int]:
-    """Do turns until nothing is left; return how many rows each published."""
-    turns = []
-    while (turn := await relay.run_once()).published or turn.more:
-        turns.append(turn.published)
-    return turns
-
-
-def port_of(broker: TestBroker) -> int:
-    return int(broker.running.bootstrap.rpartition(":")[2])
 
 
 # --- what is sent
@@ -191,7 +128,7 @@ async def test_an_idle_turn_locks_nothing(scene: Scene, broker: TestBroker, topi
     async def taken() -> int:
         async with scene.database.write() as session:
             connection = await driver_connection(session)
-            await connection.fetch(relay._sql["lock"], 64, 17)
+            await connection.fetch(relay._sql["lock"], range(64), [0] * 64, 64)
             return await connection.fetchval(locks)
 
     assert await taken() == 0
@@ -204,7 +141,10 @@ async def test_a_turn_reads_few_pages_behind_many_parked_rows(scene: Scene, admi
     await admin.execute(FILL, topic, "parked", lane_of("parked"), 10, None)
     await admin.execute("analyze crm.outbox")
     relay = scene.relay(scene.producer(NOWHERE))
-    for statement, arguments in ((relay._sql["lock"], (64, 17)), (relay._sql["read"], ([lane_of("parked")], 64))):
+    for statement, arguments in (
+        (relay._sql["lock"], (range(64), [0] * 64, 64)),
+        (relay._sql["read"], ([lane_of("parked")], [0], 64)),
+    ):
         plan = await admin.fetchval("explain (analyze, buffers, format json) " + statement, *arguments)
         root = orjson.loads(plan)[0]["Plan"]
         pages = root["Shared Hit Blocks"] + root["Shared Read Blocks"]
@@ -278,10 +218,10 @@ async def test_a_commit_during_a_turn_is_found_by_the_worker_that_holds_its_lane
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(Producer):
-        async def publish(self, records: Sequence[Record]) -> None:
+        async def deliver(self, records: Sequence[Record]) -> Publication:
             entered.set()
             await go_on.wait()
-            await super().publish(records)
+            return await super().deliver(records)
 
     stop = Stop()
     producer = scene.producer(broker.address, Slow)
@@ -320,9 +260,9 @@ async def test_stopping_lets_a_turn_in_hand_finish(
     stop = Stop()
 
     class Stopping(Producer):
-        async def publish(self, records: Sequence[Record]) -> None:
+        async def deliver(self, records: Sequence[Record]) -> Publication:
             stop.request()
-            await super().publish(records)
+            return await super().deliver(records)
 
     await scene.emit([note(topic, "k", 1)])
     await scene.relay(scene.producer(broker.address, Stopping)).run(stop)
@@ -331,22 +271,6 @@ async def test_stopping_lets_a_turn_in_hand_finish(
 
 
 # --- the broker is away
-
-
-class Counting(Stop):
-    """Doesn't wait, and remembers how long it was asked to; calls back at each wait."""
-
-    def __init__(self, at_wait: Callable[[int], Awaitable[None] | None]) -> None:
-        super().__init__()
-        self.waits: list[float] = []
-        self._at_wait = at_wait
-
-    async def wait(self, seconds: float) -> bool:
-        self.waits.append(seconds)
-        if (acting := self._at_wait(len(self.waits))) is not None:
-            await acting
-        await asyncio.sleep(0)
-        return self.requested
 
 
 async def test_while_the_broker_is_down_no_transaction_is_opened_and_nothing_is_lost(
@@ -419,21 +343,6 @@ async def test_a_broker_that_hangs_holds_a_transaction_no_longer_than_the_acknow
     assert await drain(scene.relay(scene.producer(broker.address))) == [1]
 
 
-async def test_a_topic_that_is_missing_loses_nothing(
-    scene: Scene, broker: TestBroker, topic: str, note: Note, admin: Connection
-):
-    if broker.running.kind == "embedded":
-        pytest.skip("the embedded broker creates topics by itself")
-    missing = f"{topic}.missing"
-    await scene.emit([note(missing, "k", 1)])
-    relay = scene.relay(scene.producer(broker.address, ack_timeout=1.0))
-    with pytest.raises(BrokerUnavailable):
-        await relay.run_once()
-    assert [tuple(row) for row in await admin.fetch("select attempts, parked_at from crm.outbox")] == [(0, None)]
-    await create_topics(broker.address, [TopicSpec(missing, 1)])
-    assert await drain(relay) == [1]
-
-
 # --- the database is away
 
 
@@ -443,13 +352,14 @@ class Killing(Producer):
     admin: Connection
     kills = 1
 
-    async def publish(self, records: Sequence[Record]) -> None:
-        await super().publish(records)
+    async def deliver(self, records: Sequence[Record]) -> Publication:
+        publication = await super().deliver(records)
         if self.kills:
             self.kills -= 1
             await self.admin.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'relay'"
             )
+        return publication
 
 
 async def test_a_crash_between_acknowledgement_and_delete_sends_the_same_ids_again(

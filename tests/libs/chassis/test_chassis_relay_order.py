@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from chassis.db import Database, driver_connection
 from chassis.messaging import KafkaAddress, Producer
 from chassis.outbox import Cause, Message, Outbox
-from chassis.relay import Relay, RelayMetrics, Wakeup, _record
+from chassis.relay import Relay, RelayMetrics, Wakeup
+from chassis.relay.worker import _record
 from chassis.runtime import Stop
 from chassis.testing.plugin import TestBroker, TestDatabase
 

@@ -21,7 +21,7 @@ from crm_world import World
 import crm
 
 MIGRATIONS = migrations_of(crm.__file__)
-_TABLES = "deal deal_timeline_event outbox audit_log job_poison inbox dead_letter parked_key"
+_TABLES = "deal deal_timeline_event outbox outbox_parked_key audit_log job_poison inbox dead_letter parked_key"
 EMPTY = f"truncate {', '.join(f'crm.{table}' for table in _TABLES.split())} restart identity cascade"
 LOOSEN = "alter table crm.deal_timeline_event drop constraint ck_type_known, drop constraint fk_step_deal_tenant"
 

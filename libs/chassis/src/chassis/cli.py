@@ -1,4 +1,4 @@
-"""The verbs of a service's command line, the same for all: serve, migrate, job, relay, dead-letters.
+"""The verbs of a service's command line, the same for all: serve, migrate, job, relay, dead-letters, outbox.
 
 A mistake in the environment or an argument is one line on standard error and exit status 2; what was refused changed
 nothing.
@@ -30,7 +30,8 @@ from chassis.db import Database, safe_address
 from chassis.jobs import JobDriver
 from chassis.messaging import BrokerUnavailable
 from chassis.problems import Problem
-from chassis.relay import Relay
+from chassis.relay import NotParked, Relay
+from chassis.relay.command import add_outbox_verb, run_outbox_verb
 from chassis.settings import ServiceSettings, explain_invalid, explain_unreadable
 from chassis.telemetry import configure_logging
 
@@ -125,6 +126,7 @@ class ServiceCommand(Generic[SettingsT]):
         letters = verbs.add_parser("dead-letters", help="list, show, retry or discard what consumers set aside")
         admin.add_arguments(letters)
         letters.set_defaults(verb=self._dead_letters)
+        add_outbox_verb(verbs).set_defaults(verb=self._outbox)
         return parser
 
     def _serve(self, settings: SettingsT, options: argparse.Namespace) -> int:
@@ -199,6 +201,20 @@ class ServiceCommand(Generic[SettingsT]):
             return self._refuse(str(error), status=1)
         print("\n".join(lines) or "none")
         return 0
+
+    def _outbox(self, settings: SettingsT, options: argparse.Namespace) -> int:
+        async def once() -> int:
+            parts = self.build(settings, frozenset({"relay"}))
+            try:
+                lines = await run_outbox_verb(parts.relays[0].parking, options)
+            except (NotParked, ValueError) as error:
+                return self._refuse(str(error))
+            finally:
+                await parts.close()
+            print("\n".join(lines))
+            return 0
+
+        return asyncio.run(once())
 
     def _refuse(self, reason: str, status: int = 2) -> int:
         for line in reason.splitlines():

@@ -165,6 +165,26 @@ def outbox_table(metadata: MetaData) -> Table:
         Column("parked_at", DateTime(timezone=True)),
         Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
         Index("ix_outbox_lane_id", "lane", "id", postgresql_where=text("parked_at is null")),
+        Index("ix_outbox_parked_lane_id", "lane", "id", postgresql_where=text("parked_at is not null")),
+        Index("ix_outbox_parked_key_id", "message_key", "id", postgresql_where=text("parked_at is not null")),
+    )
+
+
+def outbox_parked_key_table(metadata: MetaData) -> Table:
+    """Return the table of keys that wait because a row of theirs was refused (see `chassis.relay.parking`)."""
+    return Table(
+        "outbox_parked_key",
+        metadata,
+        Column("message_key", Text, primary_key=True),
+        Column("topic", Text, nullable=False),
+        Column("parked_at", DateTime(timezone=True), nullable=False),
+        Column("reason", Text, nullable=False),
+        Column("next_attempt_at", DateTime(timezone=True)),
+        Index(
+            "ix_outbox_parked_key_next_attempt",
+            "next_attempt_at",
+            postgresql_where=text("next_attempt_at is not null"),
+        ),
     )
 
 

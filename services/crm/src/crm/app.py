@@ -13,7 +13,7 @@ from chassis.db import Database
 from chassis.identity import TokenVerifier
 from chassis.jobs import JobDriver
 from chassis.messaging import Producer, require_topics
-from chassis.relay import OutboxWatch, Relay, RelayMetrics, Wakeup
+from chassis.relay import Floor, OutboxWatch, Relay, RelayMetrics, Wakeup
 from chassis.runtime import Background, Loop
 from chassis.telemetry import new_registry
 from chassis.web import create_app
@@ -41,6 +41,7 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
     api_database = Database(settings.api_database_url, application_name="crm-api", on_commit=wakeup.set)
     producer = Producer(settings.kafka, client_id="crm-relay")
     metrics = RelayMetrics(registry)
+    floor = Floor(SCHEMA)
     relays = [
         Relay(
             system,
@@ -51,13 +52,15 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
             relays=settings.relay_workers,
             interval=settings.relay_interval,
             name=f"relay {number}",
+            floor=floor,
+            clock=clock,
         )
         for number in range(settings.relay_workers)
     ]
     drivers = [JobDriver(job, system, clock) for job in jobs.declare_jobs(settings, system, registry)]
     loops: list[Loop] = []
     if "relay" in roles:
-        loops += [*relays, OutboxWatch(system, SCHEMA, metrics), LagWatch(settings.kafka, registry)]
+        loops += [*relays, OutboxWatch(system, SCHEMA, metrics, floor=floor), LagWatch(settings.kafka, registry)]
     if "jobs" in roles:
         loops += drivers
 

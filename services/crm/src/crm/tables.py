@@ -23,7 +23,7 @@ from sqlalchemy.orm import registry
 from chassis.audit import audit_table
 from chassis.batching import job_poison_table
 from chassis.consumers.tables import dead_letter_table, inbox_table, parked_key_table
-from chassis.outbox import outbox_table
+from chassis.outbox import outbox_parked_key_table, outbox_table
 from crm.domain import EARLIEST, LATEST, Deal, DealStatus, DealTimelineEventType, StepStatus, TimelineStep
 
 SCHEMA: Final = "crm"
@@ -99,6 +99,7 @@ steps = Table(
 )
 
 outbox = outbox_table(metadata)
+outbox_parked_key = outbox_parked_key_table(metadata)
 audit_log = audit_table(metadata)
 job_poison = job_poison_table(metadata)
 inbox = inbox_table(metadata)

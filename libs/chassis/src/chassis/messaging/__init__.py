@@ -1,15 +1,24 @@
-"""Kafka: what services may use of it. `kafka` is the only module that imports the client library."""
+"""Kafka: what services may use of it. Only the modules of `kafka` import the client library."""
 
-from chassis.messaging.kafka import (
-    Producer,
+from chassis.messaging.kafka.group import SESSION_SECONDS, GroupReader, read_lag
+from chassis.messaging.kafka.producer import Producer
+from chassis.messaging.kafka.topics import (
     auto_creates_topics,
     create_topics,
     describe_topics,
     read_topics,
     require_topics,
 )
-from chassis.messaging.kafka_group import SESSION_SECONDS, GroupReader, read_lag
-from chassis.messaging.records import BrokerUnavailable, KafkaAddress, Place, Received, Record, TopicSpec
+from chassis.messaging.records import (
+    BrokerUnavailable,
+    KafkaAddress,
+    Place,
+    Publication,
+    Received,
+    Record,
+    RecordRefused,
+    TopicSpec,
+)
 
 __all__ = [
     "SESSION_SECONDS",
@@ -18,8 +27,10 @@ __all__ = [
     "KafkaAddress",
     "Place",
     "Producer",
+    "Publication",
     "Received",
     "Record",
+    "RecordRefused",
     "TopicSpec",
     "auto_creates_topics",
     "create_topics",

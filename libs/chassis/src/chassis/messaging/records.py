@@ -10,6 +10,22 @@ class BrokerUnavailable(Exception):
     """Kafka could not be reached, or did not acknowledge in time; nothing is known about the records."""
 
 
+class RecordRefused(Exception):
+    """A record that the broker or the client refuses for its own sake, while others pass: too large, no such topic.
+
+    Attributes:
+        record: the record.
+        reason: why, as an operator reads it.
+        final: whether it can never pass; otherwise it may once somebody has changed a topic or a right.
+    """
+
+    def __init__(self, record: "Record", reason: str, *, final: bool) -> None:
+        super().__init__(f"{record.topic}, key {record.key.decode(errors='replace')[:100]}: {reason}")
+        self.record = record
+        self.reason = reason
+        self.final = final
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
     """Where Kafka is and how to speak to it.
@@ -67,6 +83,51 @@ class Record:
     headers: Sequence[tuple[str, bytes]]
 
 
+@dataclass(slots=True)
+class Publication:
+    """What became of the records of one `deliver`; of a record in neither set nothing is known, or it was not sent.
+
+    Attributes:
+        acknowledged: positions of the records that all in-sync replicas have.
+        refused: position -> why; later records of the same key were not sent to that topic.
+        trouble: why records are left that nobody refused.
+    """
+
+    acknowledged: set[int] = field(default_factory=set)
+    refused: dict[int, RecordRefused] = field(default_factory=dict)
+    trouble: BrokerUnavailable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error of Kafka's protocol that speaks of records or their topic and not of the broker's state.
+
+    Attributes:
+        reason: what it means.
+        final: no later attempt can pass.
+        whole_topic: it holds for every record of the topic.
+    """
+
+    reason: str
+    final: bool = False
+    whole_topic: bool = False
+
+
+REFUSALS: dict[int, Refusal] = {
+    2: Refusal("refused as corrupt"),
+    3: Refusal("the topic doesn't exist", whole_topic=True),
+    10: Refusal("larger than the broker or the topic allows", final=True),
+    17: Refusal("no valid topic name", final=True, whole_topic=True),
+    18: Refusal("larger than a segment of the topic", final=True),
+    29: Refusal("not authorised to write to the topic", whole_topic=True),
+    32: Refusal("timestamp out of the topic's range"),
+    43: Refusal("format not supported by the topic", final=True),
+    44: Refusal("in breach of a policy of the broker"),
+    87: Refusal("refused by the broker's check of records", final=True),
+}
+"""Error codes of Kafka's protocol guide that refuse; every other one is trouble that passes."""
+
+
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
     """A topic as its contract declares it.
@@ -112,3 +173,8 @@ class Received:
     def place(self) -> Place:
         """The partition it stands in."""
         return Place(self.topic, self.partition)
+
+
+def unavailable(address: KafkaAddress, error: BaseException) -> BrokerUnavailable:
+    """Return what an error of the client means to those who don't know the client."""
+    return BrokerUnavailable(f"{address.bootstrap}: {str(error) or type(error).__name__}")

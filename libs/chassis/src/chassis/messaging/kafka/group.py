@@ -19,7 +19,7 @@ from aiokafka.errors import (
     RebalanceInProgressError,
 )
 
-from chassis.messaging.records import BrokerUnavailable, KafkaAddress, Place, Received
+from chassis.messaging.records import KafkaAddress, Place, Received, unavailable
 
 SESSION_SECONDS: Final = 45
 LONGEST_BETWEEN_POLLS: Final = 300
@@ -79,7 +79,7 @@ class GroupReader:
         try:
             await self._client.start()
         except (KafkaError, OSError) as error:
-            raise self._unavailable(error) from error
+            raise unavailable(self._address, error) from error
 
     async def poll(self, seconds: float, limit: int) -> list[Received]:
         """Return the records that arrive within `seconds`, `limit` at most; each partition's in the order of offsets.
@@ -90,7 +90,7 @@ class GroupReader:
         try:
             found = await self._client.getmany(timeout_ms=int(seconds * 1000), max_records=limit)
         except (KafkaError, OSError) as error:
-            raise self._unavailable(error) from error
+            raise unavailable(self._address, error) from error
         return [
             Received(
                 place.topic,
@@ -127,7 +127,7 @@ class GroupReader:
             log.warning("offsets not committed", reason=type(error).__name__, partitions=len(ours))
             return False
         except (KafkaError, OSError) as error:
-            raise self._unavailable(error) from error
+            raise unavailable(self._address, error) from error
         return len(ours) == len(offsets)
 
     def assigned(self) -> set[Place]:
@@ -161,7 +161,7 @@ class GroupReader:
                 ends = await self._client.end_offsets(reading)
                 return any([await self._client.position(place) < end for place, end in ends.items()])
         except (KafkaError, OSError, TimeoutError) as error:
-            raise self._unavailable(error) from error
+            raise unavailable(self._address, error) from error
 
     async def close(self) -> None:
         """Leave the group; bounded in time, whatever the broker does."""
@@ -181,9 +181,6 @@ class GroupReader:
             if task is not None:
                 task.cancel()
         await self._client._client.close()  # noqa: SLF001
-
-    def _unavailable(self, error: BaseException) -> BrokerUnavailable:
-        return BrokerUnavailable(f"{self._address.bootstrap}: {str(error) or type(error).__name__}")
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -218,7 +215,7 @@ async def read_lag(address: KafkaAddress, prefix: str) -> dict[str, dict[Place, 
             committed = {name: await admin.list_consumer_group_offsets(name) for name in names}
             ends = await reader.end_offsets({place for places in committed.values() for place in places})
     except (KafkaError, OSError, TimeoutError) as error:
-        raise BrokerUnavailable(f"{address.bootstrap}: {str(error) or type(error).__name__}") from error
+        raise unavailable(address, error) from error
     finally:
         await reader.stop()
         await admin.close()

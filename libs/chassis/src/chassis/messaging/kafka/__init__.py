@@ -1,0 +1,1 @@
+"""The modules that import the client library; no other one does."""
