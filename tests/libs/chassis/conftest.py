@@ -12,9 +12,10 @@ import pytest
 import structlog
 from sqlalchemy import MetaData, create_mock_engine
 
-from chassis.audit import audit_table
+from chassis.audit import audit_seal_table, audit_table
 from chassis.batching import job_poison_table
 from chassis.db import Database
+from chassis.job_records import job_control_table, job_run_table
 from chassis.messaging import TopicSpec, create_topics
 from chassis.outbox import EventType, Message, outbox_table
 from chassis.testing.plugin import DatabaseTemplates, TestBroker, TestDatabase
@@ -43,7 +44,10 @@ def _tables() -> str:
     metadata = MetaData(schema="crm")
     outbox_table(metadata)
     audit_table(metadata)
+    audit_seal_table(metadata)
     job_poison_table(metadata)
+    job_control_table(metadata)
+    job_run_table(metadata)
     statements: list[str] = []
     engine = create_mock_engine(
         "postgresql+asyncpg://", lambda sql, *_, **__: statements.append(str(sql.compile(dialect=engine.dialect)))
@@ -86,7 +90,10 @@ async def scratch(chassis_database: TestDatabase, eventually: Callable) -> TestD
         return not await admin.fetchval(f"select count(pg_terminate_backend(pid)) {others}")
 
     await eventually(alone)
-    await admin.execute("truncate crm.thing, crm.outbox, crm.audit_log, crm.job_poison restart identity")
+    await admin.execute(
+        "truncate crm.thing, crm.outbox, crm.audit_log, crm.job_poison, crm.audit_seal, crm.job_control, crm.job_run"
+        " restart identity"
+    )
     await admin.close()
     return chassis_database
 

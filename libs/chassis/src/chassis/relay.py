@@ -21,6 +21,7 @@ from chassis.db import DATABASE_ERRORS, Database, driver_connection, is_infrastr
 from chassis.messaging import BrokerUnavailable, Producer, Record
 from chassis.outbox import LANES
 from chassis.runtime import Heartbeat, Stop
+from chassis.tracing import is_tracing, sending
 
 ROWS_PER_TURN: Final = 4096
 ROWS_PER_LANE: Final = 64
@@ -187,7 +188,8 @@ class Relay:
     async def _publish(self, rows: Sequence[asyncpg.Record]) -> None:
         """Send rows; turns shrink while they are too large to be acknowledged in time, or they would fail for ever."""
         try:
-            await self._producer.publish([_record(row) for row in rows])
+            with sending([orjson.loads(row["headers"]) for row in rows] if is_tracing() else []):
+                await self._producer.publish([_record(row) for row in rows])
         except BrokerUnavailable:
             self._per_turn = max(1, len(rows) // 2)
             raise

@@ -6,9 +6,12 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
+from chassis import job_admin
+from chassis.audit import AuditSealer
 from chassis.clock import Clock, DatabaseClock
 from chassis.db import Database
 from chassis.identity import TokenVerifier
+from chassis.job_records import JobRecords
 from chassis.jobs import JobDriver
 from chassis.messaging import Producer, require_topics
 from chassis.relay import OutboxWatch, Relay, RelayMetrics, Wakeup
@@ -52,12 +55,15 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
         )
         for number in range(settings.relay_workers)
     ]
-    drivers = [JobDriver(job, system, clock) for job in jobs.declare_jobs(settings, system, registry)]
+    declared = jobs.declare_jobs(settings, system, registry)
+    drivers = [JobDriver(job, system, clock, JobRecords(SCHEMA)) for job in declared]
+    # Announced as recorded_event("crm") once the contract declares the topic: until then no broker has it.
+    sealer = AuditSealer(system, clock, schema=SCHEMA, registry=registry, event=None)
     loops: list[Loop] = []
     if "relay" in roles:
         loops += [*relays, OutboxWatch(system, SCHEMA, metrics)]
     if "jobs" in roles:
-        loops += drivers
+        loops += [*drivers, sealer]
 
     async def kafka_is_ready() -> None:
         await require_topics(settings.kafka, {event.topic for event in messages.PUBLISHED})
@@ -71,7 +77,7 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
         title="crm",
         version=version("crm"),
         registry=registry,
-        routers=[api.router] if "api" in roles else [],
+        routers=[api.router, job_admin.router("crm", SCHEMA, declared)] if "api" in roles else [],
         errors=api.ERRORS,
         background=Background(loops, registry),
         ready={"database": api_database.ping, "kafka": kafka_is_ready},
