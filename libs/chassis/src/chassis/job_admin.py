@@ -1,7 +1,8 @@
 """Jobs for the person on call: what runs, what ran, pause, resume, run now.
 
 Orders are rows (`chassis.job_records`), so it does not matter which process answers: every driver of the service obeys
-them. What changes something is audited in the same transaction with who did it.
+them. What changes something is audited in the same transaction with who did it. The routes are for the role
+platform-admin and stand in no published OpenAPI document: jobs have no public API.
 """
 
 from collections.abc import Sequence
@@ -82,7 +83,7 @@ def router(service: str, schema: str, jobs: Sequence[Job]) -> APIRouter:
         schema: the service's schema.
         jobs: the jobs that the service declares.
     """
-    routes = APIRouter(prefix="/v1/admin/jobs", tags=["jobs"])
+    routes = APIRouter(prefix="/v1/admin/jobs", tags=["jobs"], include_in_schema=False)
     desk = _Desk(schema, jobs)
     read, operate = f"{service}:jobs:read", f"{service}:jobs:operate"
 

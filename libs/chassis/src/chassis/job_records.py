@@ -113,6 +113,7 @@ _TAKE = """
 update {schema}.job_control set run_requested_at = null, run_requested_by = null
 where name = $1 and run_requested_at is not null and paused_at is null returning name
 """
+_LOCK = "select pg_advisory_xact_lock(hashtext('{schema}.job_run'), hashtext($1))"
 _BEGIN = """
 insert into {schema}.job_run (id, name, trigger, as_of, started_at, seen_at, counts, process)
 values ($1, $2, $3, $4, $4, $4, '{{}}', $5)
@@ -177,6 +178,10 @@ class JobRecords:
     async def take_request(self, session: AsyncSession, name: str) -> bool:
         """Take a run that was asked for; of all processes one gets True."""
         return await self._changed(session, _TAKE, name)
+
+    async def lock(self, session: AsyncSession, name: str) -> None:
+        """Let one transaction at a time decide about a job's missed ticks."""
+        await (await driver_connection(session)).execute(self._sql(_LOCK), name)
 
     async def begin(self, session: AsyncSession, run_id: UUID, name: str, trigger: Trigger, as_of: datetime) -> None:
         """Record that a run has begun."""

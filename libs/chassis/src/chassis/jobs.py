@@ -4,29 +4,27 @@ A job is a function of one run; the driver owns time. Ticks stand on a fixed gri
 and a tick that falls into a running cycle is skipped and counted, not queued. Ticks that passed while no process ran
 are counted as misfires; the job's policy says whether they are made up for by one run.
 
-Runs are recorded and people's orders obeyed (`chassis.job_records`); neither can break a cycle: what can't be
-recorded runs all the same, and while the orders can't be read the last ones read stand.
+Runs are recorded and people's orders obeyed (`chassis.job_book`); neither can break a cycle: what can't be recorded
+runs all the same, and while the orders can't be read the last ones read stand.
 """
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from datetime import time as clock_time
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.clock import Clock
-from chassis.db import DATABASE_ERRORS, Database
+from chassis.db import Database
 from chassis.ids import new_id
-from chassis.job_records import SEEN_EVERY, Ending, JobRecords, Pause, Trigger, short_error
+from chassis.job_book import Claim, JobBook, Start
+from chassis.job_records import Ending, JobRecords, Trigger
 from chassis.runtime import Heartbeat, Stop
 from chassis.tracing import working
 
@@ -36,10 +34,8 @@ LOOK_EVERY: Final = 2.0
 """Seconds between looks at what people have ordered, while a job rests."""
 
 LONGEST_REST: Final = 30.0
-PRUNE_EVERY: Final = 50
 MOST_MISSED: Final = 10_000
 Misfire = Literal["run_once", "skip"]
-Answer = TypeVar("Answer")
 log = structlog.get_logger(__name__)
 
 
@@ -174,44 +170,24 @@ class JobDriver:
         self.heartbeat = Heartbeat(longest_silence=LONGEST_BATCH)
         self._database = database
         self._clock = clock
-        self._records = records
-        self._pause: Pause | None = None
-        self._cycles = 0
+        self._book = JobBook(job.name, database, clock, records, job.missed_since, makes_up=job.misfire == "run_once")
 
     async def run(self, stop: Stop) -> None:
         """Run a cycle on every tick until stopped; an interval's first tick is now, unless the job skips misfires."""
-        missed, wait = await self._start()
+        start = await self._book.start()
+        if start.missed:
+            self.job.metrics.misfires.inc(start.missed)
+            log.warning("ticks missed", job=self.job.name, ticks=start.missed, policy=self.job.misfire)
         if isinstance(self.job.schedule, DailyAt):
-            await self._run_daily(self.job.schedule, stop, missed=missed)
+            await self._run_daily(self.job.schedule, start, stop)
         else:
-            await self._run_every(self.job.schedule.total_seconds(), stop, missed=missed, wait=wait)
+            await self._run_every(self.job.schedule.total_seconds(), start, stop)
 
-    async def _start(self) -> tuple[bool, float]:
-        """Count what was missed; return whether that is made up for, and else the seconds to an interval's next tick.
-
-        Raises:
-            sqlalchemy.exc.DBAPIError, OSError: the clock can't be read; the loop is started again.
-        """
-        if self._records is None:
-            return False, 0.0
-        last = await self._recorded(self._find_last_started)
-        now = await self._now() if last else None
-        if last is None or now is None:
-            return False, 0.0
-        missed = self.job.missed_since(last, now)
-        if missed:
-            self.job.metrics.misfires.inc(missed)
-            log.warning("ticks missed", job=self.job.name, ticks=missed, last=last.isoformat(), policy=self.job.misfire)
-        if self.job.misfire == "run_once":
-            return missed > 0, 0.0
-        if isinstance(self.job.schedule, DailyAt):
-            return False, 0.0
-        return False, (last + (missed + 1) * self.job.schedule - now).total_seconds()
-
-    async def _run_every(self, interval: float, stop: Stop, *, missed: bool, wait: float) -> None:
-        due = time.monotonic() + max(0.0, min(wait, interval))
-        trigger: Trigger | None = "misfire" if missed else "schedule"
-        if wait > 0:
+    async def _run_every(self, interval: float, start: Start, stop: Stop) -> None:
+        due = time.monotonic()
+        trigger: Trigger | Claim | None = start.claim
+        if self.job.misfire == "skip" and start.since:
+            due += max(0.0, (start.missed + 1) * interval - start.since)
             trigger = await self._rest_until(due, stop)
         while not stop.requested:
             await self._tick(trigger or "schedule", stop)
@@ -226,10 +202,10 @@ class JobDriver:
             log.warning("ticks skipped", job=self.job.name, ticks=missed)
         return due + interval * (missed + 1)
 
-    async def _run_daily(self, schedule: DailyAt, stop: Stop, *, missed: bool) -> None:
+    async def _run_daily(self, schedule: DailyAt, start: Start, stop: Stop) -> None:
         last = datetime.min.replace(tzinfo=UTC)
-        if missed and not stop.requested:
-            await self._tick("misfire", stop)
+        if start.claim is not None:
+            await self._tick(start.claim, stop)
         while not stop.requested:
             now = await self._now()
             tick = schedule.next_after(max(now, last))
@@ -238,37 +214,29 @@ class JobDriver:
                 last = last if trigger else tick
                 await self._tick(trigger or "schedule", stop)
 
-    async def _rest_until(self, due: float, stop: Stop) -> Trigger | None:
-        """Wait; return early with the trigger if a run is asked for, or must be made up for."""
-        longest = LONGEST_REST if self._records is None else LOOK_EVERY
+    async def _rest_until(self, due: float, stop: Stop) -> Trigger | Claim | None:
+        """Wait; return early if a run is asked for, or must be made up for."""
+        longest = LOOK_EVERY if self._book.is_kept else LONGEST_REST
         while (rest := due - time.monotonic()) > 0:
             self.heartbeat.beat()
             if await stop.wait(min(rest, longest)):
                 return None
-            if trigger := await self._ordered():
+            if trigger := await self._book.look():
                 return trigger
         return None
 
-    async def _ordered(self) -> Trigger | None:
-        wanted, abandoned = await self._recorded(self._look) or (False, False)
-        if wanted:
-            return "manual"
-        daily = isinstance(self.job.schedule, DailyAt) and self.job.misfire == "run_once"
-        return "misfire" if abandoned and daily else None
-
-    async def _tick(self, trigger: Trigger, stop: Stop) -> None:
-        if trigger != "manual":
-            await self._recorded(self._read_pause)
-            if self._pause is not None:
-                self.job.metrics.paused_ticks.inc()
-                log.warning("tick of a paused job", job=self.job.name, by=self._pause.by, reason=self._pause.reason)
-                return
+    async def _tick(self, trigger: Trigger | Claim, stop: Stop) -> None:
+        pause = await self._book.find_pause() if trigger == "schedule" else None
+        if pause is not None:
+            self.job.metrics.paused_ticks.inc()
+            log.warning("tick of a paused job", job=self.job.name, by=pause.by, reason=pause.reason)
+            return
         try:
             await self.run_once(stop, trigger)
         except Exception:
             log.exception("cycle failed", job=self.job.name)
 
-    async def run_once(self, stop: Stop | None = None, trigger: Trigger = "cli") -> JobResult:
+    async def run_once(self, stop: Stop | None = None, trigger: Trigger | Claim = "cli") -> JobResult:
         """Run one cycle, paused or not.
 
         Returns:
@@ -281,16 +249,15 @@ class JobDriver:
         self.heartbeat.beat()
         metrics.runs.inc()
         started = time.perf_counter()
-        run_id = new_id()
+        run_id = trigger.run_id if isinstance(trigger, Claim) else new_id()
         with (
             structlog.contextvars.bound_contextvars(job=self.job.name, run_id=str(run_id)),
             working(self.job.name, run_id),
         ):
             try:
-                as_of = await self._now()
-                log.info("cycle started", as_of=as_of.isoformat(), trigger=trigger)
-                run = Run(run_id, as_of, stop or Stop(), self.heartbeat.beat)
-                result = await self._run_recorded(run, trigger)
+                as_of = trigger.as_of if isinstance(trigger, Claim) else await self._now()
+                log.info("cycle started", as_of=as_of.isoformat())
+                result = await self._cycle(Run(run_id, as_of, stop or Stop(), self.heartbeat.beat), trigger)
             except Exception:
                 metrics.errors.inc()
                 raise
@@ -300,88 +267,11 @@ class JobDriver:
             log.info("cycle completed", duration_ms=round(seconds * 1000), **result.counts)
         return result
 
-    async def _run_recorded(self, run: Run, trigger: Trigger) -> JobResult:
-        """Run a cycle between the records of its begin and its end; their instants are reckoned from the cycle's."""
-        started = time.perf_counter()
-
-        def now() -> datetime:
-            return run.as_of + timedelta(seconds=time.perf_counter() - started)
-
-        await self._recorded(lambda records: self._begin(records, run, trigger))
-        try:
-            async with self._seen(run.id, now):
-                result = await self.job.run(run)
-        except Exception as failure:
-            ending = Ending("failed", {}, short_error(failure))
-            await self._recorded(lambda records: self._finish(records, run.id, now(), ending))
-            raise
-        ended = Ending("stopped" if run.stop.requested else "ok", result.counts)
-        await self._recorded(lambda records: self._finish(records, run.id, now(), ended))
+    async def _cycle(self, run: Run, trigger: Trigger | Claim) -> JobResult:
+        async with self._book.recording(run.id, run.as_of, trigger) as page:
+            result = await self.job.run(run)
+            page.ending = Ending("stopped" if run.stop.requested else "ok", result.counts)
         return result
-
-    @asynccontextmanager
-    async def _seen(self, run_id: UUID, now: Callable[[], datetime]) -> AsyncIterator[None]:
-        """Give signs of life while the block runs."""
-
-        async def signal() -> None:
-            while True:
-                await asyncio.sleep(SEEN_EVERY)
-                await self._recorded(lambda records: self._renew(records, run_id, now()))
-
-        if self._records is None:
-            yield
-            return
-        signalling = asyncio.create_task(signal())
-        try:
-            yield
-        finally:
-            signalling.cancel()
-            await asyncio.wait([signalling])
-
-    async def _recorded(self, act: Callable[[JobRecords], Awaitable[Answer]]) -> Answer | None:
-        """Do something with the records; a database that refuses or is away costs the record and nothing else."""
-        if self._records is None:
-            return None
-        try:
-            return await act(self._records)
-        except DATABASE_ERRORS as error:
-            log.warning("job not recorded", job=self.job.name, reason=str(error)[:300])
-            return None
-
-    async def _find_last_started(self, records: JobRecords) -> datetime | None:
-        async with self._database.write() as session:
-            await self._close_abandoned(records, session)
-            return await records.find_last_started(session, self.job.name)
-
-    async def _read_pause(self, records: JobRecords) -> None:
-        async with self._database.read() as session:
-            self._pause = await records.find_pause(session, self.job.name)
-
-    async def _look(self, records: JobRecords) -> tuple[bool, bool]:
-        async with self._database.write() as session:
-            wanted = await records.take_request(session, self.job.name)
-            return wanted, await self._close_abandoned(records, session)
-
-    async def _close_abandoned(self, records: JobRecords, session: AsyncSession) -> bool:
-        abandoned = await records.abandon(session, self.job.name, await self._clock.now(session))
-        if abandoned:
-            log.error("run abandoned", job=self.job.name, runs=[str(run_id) for run_id in abandoned])
-        return bool(abandoned)
-
-    async def _begin(self, records: JobRecords, run: Run, trigger: Trigger) -> None:
-        self._cycles += 1
-        async with self._database.write() as session:
-            await records.begin(session, run.id, self.job.name, trigger, run.as_of)
-            if self._cycles % PRUNE_EVERY == 1:
-                await records.prune(session, self.job.name)
-
-    async def _renew(self, records: JobRecords, run_id: UUID, now: datetime) -> None:
-        async with self._database.write() as session:
-            await records.renew(session, run_id, now)
-
-    async def _finish(self, records: JobRecords, run_id: UUID, now: datetime, ending: Ending) -> None:
-        async with self._database.write() as session:
-            await records.finish(session, run_id, now, ending)
 
     async def _now(self) -> datetime:
         async with self._database.read() as session:
