@@ -155,11 +155,14 @@ async def test_sealers_of_many_processes_make_one_chain(scene: Scene, admin: Adm
 
 
 async def test_rows_of_a_rolled_back_transaction_leave_no_gap_in_the_chain(scene: Scene, admin: Admin) -> None:
-    await note(scene.database, 1)
-    with pytest.raises(LookupError):
+    async def fail() -> None:
         async with scene.database.write() as session:
             await AUDIT.record(session, [record(2)], occurred_at=NOW, actor=None, correlation_id="x")
             raise LookupError
+
+    await note(scene.database, 1)
+    with pytest.raises(LookupError):
+        await fail()
     await note(scene.database, 3)
     assert await scene.sealer.run_once() == 2
     assert [link["audit_id"] for link in await chain(admin)] == [1, 3]
@@ -264,11 +267,19 @@ TAMPERING = {
     "the first row changed": ("update crm.audit_log set tenant_id = null where id = 1", "1", "the row was changed"),
     "the last row changed": ("update crm.audit_log set action = 'x' where id = 7", "7", "the row was changed"),
     "a deleted row": ("delete from crm.audit_log where id = 4", "4", "audit row 4: the row was deleted"),
-    "another id": ("update crm.audit_log set id = 99 where id = 4", "4", "the row was deleted"),
+    "another id": ((
+            "with moved as (delete from crm.audit_log where id = 4 returning *)"
+            " insert into crm.audit_log overriding system value"
+            " select 99, occurred_at, actor, action, entity_type, entity_id, tenant_id, correlation_id, details, xid"
+            " from moved"
+        ), "4", "the row was deleted"),
     "a row inserted into the middle": (
-        "insert into crm.audit_log (id, occurred_at, action, entity_type, entity_id, correlation_id, details, xid)"
-        " overriding system value select 99, occurred_at, action, entity_type, entity_id, correlation_id, details, xid"
-        " from crm.audit_log where id = 4",
+        (
+            "insert into crm.audit_log (id, occurred_at, action, entity_type, entity_id, correlation_id, details, xid)"
+            " overriding system value"
+            " select 99, occurred_at, action, entity_type, entity_id, correlation_id, details, xid"
+            " from crm.audit_log where id = 4"
+        ),
         "", "audit row 99: the row was inserted between sealed ones",
     ),
     "a changed hash": (

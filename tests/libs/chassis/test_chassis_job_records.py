@@ -89,8 +89,8 @@ async def past_run(admin: Admin, started: datetime, result: str | None = "ok", s
     run_id = UUID(int=int(started.timestamp()))
     await admin.execute(
         "insert into crm.job_run (id, name, trigger, as_of, started_at, seen_at, finished_at, result, counts, process)"
-        " values ($1, 'moving', 'schedule', $2::timestamptz, $2, $3, case when $4::text is not null then $2::timestamptz end, $4, '{}',"
-        " 'elsewhere/1')",
+        " values ($1, 'moving', 'schedule', $2::timestamptz, $2, $3,"
+        " case when $4::text is not null then $2::timestamptz end, $4, '{}', 'elsewhere/1')",
         run_id,
         started,
         seen or started,

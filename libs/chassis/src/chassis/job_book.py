@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 from uuid import UUID
@@ -201,4 +201,4 @@ class JobBook:
 class Page:
     """The page of a run that is being recorded; who runs it writes the ending."""
 
-    ending: Ending = Ending("ok", {})
+    ending: Ending = field(default_factory=lambda: Ending("ok", {}))
