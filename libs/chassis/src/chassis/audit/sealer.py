@@ -31,22 +31,19 @@ SYSTEM_KEY: Final = "system"
 """Message key of what no person did."""
 
 _LOCK = "select pg_try_advisory_xact_lock(hashtext('{schema}.audit_seal'), 0)"
+# The place is given as values: a row compared with a subquery can't be looked up in an index.
+_PLACE = """
+select l.xid::text as xid, l.id from {schema}.audit_seal s left join {schema}.audit_log l on l.id = s.audit_id
+order by s.sequence desc limit 1
+"""
 _UNSEALED = """
 select {content} from {schema}.audit_log a
-where (a.xid, a.id) > (
-  select l.xid, l.id from {schema}.audit_seal s join {schema}.audit_log l on l.id = s.audit_id
-  where s.sequence = $1
-  union all select '0'::xid8, 0 where $1 = 0
-) and a.xid < pg_snapshot_xmin(pg_current_snapshot())
-order by a.xid, a.id limit $2
+where (a.xid, a.id) > ($1::text::xid8, $2::bigint) and a.xid < pg_snapshot_xmin(pg_current_snapshot())
+order by a.xid, a.id limit $3
 """
 _OLDEST = """
 select a.occurred_at from {schema}.audit_log a
-where (a.xid, a.id) > (
-  select l.xid, l.id from {schema}.audit_seal s join {schema}.audit_log l on l.id = s.audit_id
-  order by s.sequence desc limit 1
-) or not exists (select from {schema}.audit_seal)
-order by a.xid, a.id limit 1
+where (a.xid, a.id) > ($1::text::xid8, $2::bigint) order by a.xid, a.id limit 1
 """
 _COLUMNS = ("sequence", "audit_id", "previous_hash", "hash", "sealed_at")
 log = structlog.get_logger(__name__)
@@ -109,7 +106,7 @@ class AuditSealer:
         self._outbox = Outbox(schema)
         self._sql = {
             name: statement.format(schema=schema, content=CONTENT)
-            for name, statement in (("lock", _LOCK), ("unsealed", _UNSEALED), ("oldest", _OLDEST))
+            for name, statement in (("lock", _LOCK), ("place", _PLACE), ("unsealed", _UNSEALED), ("oldest", _OLDEST))
         }
         self._sealed = Counter("pin_audit_sealed_total", "Audit rows sealed.", registry=registry)
         self._oldest = Gauge(
@@ -147,8 +144,7 @@ class AuditSealer:
             if not await connection.fetchval(self._sql["lock"]):
                 return 0
             head = await find_head(session, self._schema)
-            await self._check(connection, head)
-            rows = await connection.fetch(self._sql["unsealed"], head.sequence, ROWS_PER_TURN)
+            rows = await connection.fetch(self._sql["unsealed"], *await self._place(connection), ROWS_PER_TURN)
             if rows:
                 await self._write(session, _chained(head, rows), await self._clock.now(session))
         self._sealed.inc(len(rows))
@@ -157,16 +153,19 @@ class AuditSealer:
     async def observe(self) -> None:
         """Set the age of the oldest unsealed row."""
         async with self._database.read() as session:
-            oldest: datetime | None = await (await driver_connection(session)).fetchval(self._sql["oldest"])
+            connection = await driver_connection(session)
+            oldest: datetime | None = await connection.fetchval(self._sql["oldest"], *await self._place(connection))
             now = await self._clock.now(session)
         self._oldest.set(0 if oldest is None else max(0.0, (now - oldest).total_seconds()))
 
-    async def _check(self, connection: "asyncpg.Connection[asyncpg.Record]", head: Head) -> None:
-        found = "select exists (select from {0}.audit_seal s join {0}.audit_log a on a.id = s.audit_id"
-        if head.sequence and not await connection.fetchval(
-            f"{found} where s.sequence = $1)".format(self._schema), head.sequence
-        ):
-            raise AuditBroken(f"the audit row of seal {head.sequence} is gone; run `audit verify`")
+    async def _place(self, connection: "asyncpg.Connection[asyncpg.Record]") -> tuple[str, int]:
+        """Return where in the order the chain ends: transaction id and id of the last sealed row."""
+        row = await connection.fetchrow(self._sql["place"])
+        if row is None:
+            return "0", 0
+        if row["id"] is None:
+            raise AuditBroken("the audit row of the last seal is gone; run `audit verify`")
+        return row["xid"], row["id"]
 
     async def _write(self, session: AsyncSession, links: Sequence[Link], now: datetime) -> None:
         sealed_at = rfc3339(now)

@@ -16,17 +16,22 @@ from chassis.db import driver_connection
 
 PAGE: Final = 2000
 
+# `offset 0` keeps both statements to look-ups by index: a join of whole tables would cost each page the whole log.
 _LINKS = """
-select s.sequence, s.audit_id, s.previous_hash, s.hash, s.next, {content} from (
+select s.sequence, s.audit_id, s.previous_hash, s.hash, s.next, r.* from (
   select s.sequence, s.audit_id, s.previous_hash, s.hash, lead(s.previous_hash) over (order by s.sequence) as next
   from {schema}.audit_seal s where s.sequence > $1 order by s.sequence limit $2
-) as s left join {schema}.audit_log a on a.id = s.audit_id order by s.sequence
+) as s left join lateral (
+  select {content} from {schema}.audit_log a where a.id = s.audit_id offset 0
+) as r on true order by s.sequence
 """
 _UNSEALED_BETWEEN = """
-select a.id from {schema}.audit_log a
-where (a.xid, a.id) > ($1::text::xid8, $2) and (a.xid, a.id) <= ($3::text::xid8, $4)
-  and not exists (select from {schema}.audit_seal s where s.audit_id = a.id)
-order by a.xid, a.id limit 1
+select r.id from (
+  select a.id, a.xid from {schema}.audit_log a
+  where (a.xid, a.id) > ($1::text::xid8, $2::bigint) and (a.xid, a.id) <= ($3::text::xid8, $4::bigint)
+  order by a.xid, a.id offset 0
+) as r where not exists (select from {schema}.audit_seal s where s.audit_id = r.id offset 0)
+order by r.xid, r.id limit 1
 """
 
 
