@@ -68,6 +68,16 @@ def _serialized(event: Mapping[str, Any], **_: Any) -> str:
         return orjson.dumps(plain).decode()
 
 
+def first_lines(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Keep the first line of what each exception says: in the others the database quotes a row (processor)."""
+    waiting = event.get("exception")
+    stacks = list(waiting) if isinstance(waiting, list) else []
+    for stack in stacks:
+        stack["exc_value"] = stack["exc_value"].partition("\n")[0]
+        stacks += [inner for group in stack.get("exceptions", ()) for inner in group]
+    return event
+
+
 def add_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Put trace and span of the current span into a log event (structlog processor)."""
     event.update(current_ids())
@@ -95,6 +105,7 @@ def configure_logging(level: str, service: str) -> None:
         add_trace,
         redact,
         structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
+        first_lines,
     ]
     renderer = structlog.processors.JSONRenderer(serializer=_serialized)
     formatter = structlog.stdlib.ProcessorFormatter(
