@@ -12,10 +12,11 @@ import pytest
 import structlog
 from sqlalchemy import MetaData, create_mock_engine
 
-from chassis.audit import audit_table
+from chassis.audit import audit_seal_table, audit_table
 from chassis.batching import job_poison_table
 from chassis.consumers.tables import dead_letter_table, inbox_table, parked_key_table
 from chassis.db import Database
+from chassis.job_records import job_control_table, job_run_table
 from chassis.messaging import TopicSpec, create_topics
 from chassis.outbox import EventType, Message, outbox_parked_key_table, outbox_table
 from chassis.testing.plugin import DatabaseTemplates, TestBroker, TestDatabase
@@ -47,10 +48,13 @@ def _tables() -> str:
     outbox_table(metadata)
     outbox_parked_key_table(metadata)
     audit_table(metadata)
+    audit_seal_table(metadata)
     job_poison_table(metadata)
     inbox_table(metadata)
     dead_letter_table(metadata)
     parked_key_table(metadata)
+    job_control_table(metadata)
+    job_run_table(metadata)
     statements: list[str] = []
     engine = create_mock_engine(
         "postgresql+asyncpg://", lambda sql, *_, **__: statements.append(str(sql.compile(dialect=engine.dialect)))
@@ -93,7 +97,10 @@ async def scratch(chassis_database: TestDatabase, eventually: Callable) -> TestD
         return not await admin.fetchval(f"select count(pg_terminate_backend(pid)) {others}")
 
     await eventually(alone)
-    tables = "thing, outbox, outbox_parked_key, audit_log, job_poison, inbox, dead_letter, parked_key"
+    tables = (
+        "thing, outbox, outbox_parked_key, audit_log, audit_seal, job_poison, job_control, job_run, inbox, dead_letter,"
+        " parked_key"
+    )
     await admin.execute(f"truncate {', '.join(f'crm.{table}' for table in tables.split(', '))} restart identity")
     await admin.close()
     return chassis_database

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import orjson
 import pytest
 import structlog
 from prometheus_client import Counter, generate_latest
+from sqlalchemy.exc import IntegrityError
 
 from chassis.telemetry import REDACTED, configure_logging, new_registry
 
@@ -199,3 +201,46 @@ raise SystemExit("the end")
     assert (done.returncode, done.stderr) == (1, "the end\n")
     [line] = [line for line in map(orjson.loads, done.stdout.splitlines()) if "will be removed" in line["event"]]
     assert (line["logger"], line["level"], line["service"]) == ("py.warnings", "warning", "test")
+
+
+# --- what stays out, at depth
+
+
+@pytest.mark.parametrize("depth", [1, 3, 5, 6, 9])
+def test_a_sensitive_key_is_blanked_or_cut_off_however_deep(lines: Lines, depth: int):
+    value: Any = {"email": SECRET, "kept": 1}
+    for number in range(depth):
+        value = {"inner": value} if number % 2 else [value]
+    structlog.get_logger("a").info("deep", value=value)
+    [line] = lines()
+    assert SECRET not in orjson.dumps(line).decode()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_what_the_database_quotes_of_a_row_is_not_logged(lines: Lines, grouped: bool):
+    cause = asyncpg.UniqueViolationError("duplicate key")
+    cause.detail = f"Key (email)=({SECRET}) already exists."
+    assert SECRET in str(cause)
+    try:
+        try:
+            raise cause
+        except asyncpg.UniqueViolationError as error:
+            raise (ExceptionGroup("several", [error]) if grouped else LookupError("outer")) from error
+    except (LookupError, ExceptionGroup):
+        structlog.get_logger("a").exception("failed")
+    [line] = lines()
+    told = orjson.dumps(line).decode()
+    assert SECRET not in told
+    assert "duplicate key" in told
+
+
+def test_a_database_error_is_logged_without_the_statements_values(lines: Lines):
+    error = IntegrityError("insert into crm.person (email) values ($1)", {"email": SECRET}, LookupError("unique"),
+                           hide_parameters=True)  # fmt: skip
+    try:
+        raise error
+    except IntegrityError:
+        structlog.get_logger("a").exception("failed")
+    [line] = lines()
+    assert SECRET not in orjson.dumps(line).decode()
+    assert "IntegrityError" in orjson.dumps(line).decode()

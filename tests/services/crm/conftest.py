@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from crm_world import World
 
 import crm
+from crm.tables import metadata
 
 MIGRATIONS = migrations_of(crm.__file__)
-_TABLES = "deal deal_timeline_event outbox outbox_parked_key audit_log job_poison inbox dead_letter parked_key"
-EMPTY = f"truncate {', '.join(f'crm.{table}' for table in _TABLES.split())} restart identity cascade"
+EMPTY = f"truncate {', '.join(metadata.tables)} restart identity cascade"
 LOOSEN = "alter table crm.deal_timeline_event drop constraint ck_type_known, drop constraint fk_step_deal_tenant"
 
 

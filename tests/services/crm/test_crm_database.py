@@ -207,7 +207,7 @@ async def test_role_of_the_api_closes_steps_and_changes_them_in_no_other_way(wor
     assert await api.execute(reopen, step) == "UPDATE 0"
 
 
-@pytest.mark.parametrize("table", ["outbox", "audit_log", "job_poison"])
+@pytest.mark.parametrize("table", ["outbox", "audit_log", "audit_seal", "job_poison", "job_control", "job_run"])
 async def test_role_of_the_api_reads_no_table_of_the_machinery(world: World, table: str) -> None:
     api = await as_role(world, "crm_api")
     with pytest.raises(asyncpg.InsufficientPrivilegeError):

@@ -1,6 +1,7 @@
 """timeline-overdue towards the outside: no route, no permission, no Redis, no call of another service; its contract."""
 
 import re
+from collections.abc import Iterable, Iterator
 from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,20 @@ def test_job_has_no_route(world: World) -> None:
         assert not re.search(r"job|overdue|worker|cycle|tick", path), path
         for operation in methods.values():
             assert not re.search(r"job|worker|cycle|tick|mark", operation["operationId"]), operation["operationId"]
-    hidden = {route.path for route in app.routes if isinstance(route, APIRoute)} - set(document["paths"])
-    assert {path for path in hidden if re.search(r"job|overdue", path)} == set()
+    hidden = set(paths_of(app.routes)) - set(document["paths"])
+    assert {path for path in hidden if re.search(r"job|overdue", path)} == {
+        "/v1/admin/jobs", "/v1/admin/jobs/{name}/pause", "/v1/admin/jobs/{name}/resume", "/v1/admin/jobs/{name}/run",
+    }, "the person on call has some, which no tenant's role opens"  # fmt: skip
+
+
+def paths_of(routes: Iterable[Any]) -> Iterator[str]:
+    """Yield the path of every route, those of included routers too."""
+    for route in routes:
+        inner = getattr(route, "original_router", None)
+        if inner is not None:
+            yield from paths_of(inner.routes)
+        else:
+            yield route.path
 
 
 @pytest.mark.req("TLO-19")

@@ -450,6 +450,8 @@ async def test_cycle_writes_its_metrics(world: World) -> None:
         "crm_timeline_overdue_skip_locked_total": 0,
         "crm_timeline_overdue_errors_total": 0,
         "crm_timeline_overdue_skipped_ticks_total": 0,
+        "crm_timeline_overdue_misfires_total": 0,
+        "crm_timeline_overdue_paused_ticks_total": 0,
         "crm_timeline_overdue_single_runner_skips_total": 0,
     }
     assert samples["crm_timeline_overdue_cycle_duration_seconds_count"] == 1

@@ -1,4 +1,4 @@
-"""The verbs of a service's command line, the same for all: serve, migrate, job, relay, dead-letters, outbox.
+"""The verbs of a service's command line, the same for all: serve, migrate, job, relay, dead-letters, outbox, audit.
 
 A mistake in the environment or an argument is one line on standard error and exit status 2; what was refused changed
 nothing.
@@ -20,9 +20,11 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from chassis import migrations
+from chassis.audit import BrokenLink, Head, find_head, verify
 from chassis.clock import DatabaseClock
 from chassis.consumers import admin
 from chassis.consumers.dead_letters import DeadLetterNotFound, DeadLetterResolved
@@ -34,9 +36,11 @@ from chassis.relay import NotParked, Relay
 from chassis.relay.command import add_outbox_verb, run_outbox_verb
 from chassis.settings import ServiceSettings, explain_invalid, explain_unreadable
 from chassis.telemetry import configure_logging
+from chassis.tracing import configure_tracing, instrument_app
 
 ROLES = ("api", "consumers", "relay", "jobs")
 GRACEFUL_SECONDS = 20
+Answer = TypeVar("Answer")
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 
@@ -99,6 +103,7 @@ class ServiceCommand(Generic[SettingsT]):
         except SettingsError as error:
             return self._refuse(str(explain_unreadable(error)))
         configure_logging(settings.log_level, self.name)
+        tracing = configure_tracing(self.name, settings.otlp_endpoint, settings.trace_ratio)
         try:
             return int(options.verb(settings, options))
         except BrokerUnavailable as error:
@@ -107,6 +112,9 @@ class ServiceCommand(Generic[SettingsT]):
             migrating = options.verb == self._migrate
             where = safe_address(settings.migrate_database_url if migrating else settings.database_url)
             return self._refuse(f"database {where}: {str(error).splitlines()[0][:300]}", status=1)
+        finally:
+            if tracing is not None:
+                tracing.close()
 
     def _parser(self) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(prog=self.name)
@@ -127,6 +135,11 @@ class ServiceCommand(Generic[SettingsT]):
         admin.add_arguments(letters)
         letters.set_defaults(verb=self._dead_letters)
         add_outbox_verb(verbs).set_defaults(verb=self._outbox)
+        audit = verbs.add_parser("audit", help="print the head of the audit chain (SEQ:HASH), to be remembered")
+        audit.set_defaults(verb=self._audit)
+        verify = audit.add_subparsers(metavar="verify").add_parser("verify", help="check the audit log's chain")
+        verify.add_argument("--head", type=Head.parse, metavar="SEQ:HASH", help="a head that must still be in it")
+        verify.set_defaults(verb=self._verify_audit)
         return parser
 
     def _serve(self, settings: SettingsT, options: argparse.Namespace) -> int:
@@ -138,6 +151,7 @@ class ServiceCommand(Generic[SettingsT]):
         except OSError as error:
             return self._refuse(f"port {settings.http_port} is not free: {error.strerror} (PIN_HTTP_PORT)", status=1)
         parts = self.build(settings, roles)
+        instrument_app(parts.app)
         config = uvicorn.Config(
             parts.app,
             http=ProblemProtocol,
@@ -215,6 +229,29 @@ class ServiceCommand(Generic[SettingsT]):
             return 0
 
         return asyncio.run(once())
+
+    def _audit(self, settings: SettingsT, _: argparse.Namespace) -> int:
+        print(asyncio.run(self._reading(settings, lambda session: find_head(session, self.schema))))
+        return 0
+
+    def _verify_audit(self, settings: SettingsT, options: argparse.Namespace) -> int:
+        async def check(session: AsyncSession) -> tuple[BrokenLink | None, Head]:
+            broken = await verify(session, self.schema, remembered=options.head)
+            return broken, await find_head(session, self.schema)
+
+        broken, head = asyncio.run(self._reading(settings, check))
+        if broken is not None:
+            return self._refuse(f"audit broken at {broken}", status=1)
+        print(f"whole up to {head}")
+        return 0
+
+    async def _reading(self, settings: SettingsT, ask: Callable[[AsyncSession], Awaitable[Answer]]) -> Answer:
+        database = Database(settings.database_url, application_name=f"{self.name}-audit", pool_size=1)
+        try:
+            async with database.read() as session:
+                return await ask(session)
+        finally:
+            await database.close()
 
     def _refuse(self, reason: str, status: int = 2) -> int:
         for line in reason.splitlines():

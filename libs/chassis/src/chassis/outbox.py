@@ -36,6 +36,7 @@ from chassis.db import COPY_NULL, copy_bytes, copy_lines, copy_text, mark_emitte
 from chassis.ids import derived_event_id, new_id
 from chassis.instants import rfc3339
 from chassis.sqltypes import Xid8
+from chassis.tracing import inject_trace
 
 LANES: Final = 64
 MAX_RECORD_BYTES: Final = 900_000
@@ -114,7 +115,7 @@ def lane_of(key: str) -> int:
 
 
 def envelope(message: Message, cause: Cause) -> dict[str, str]:
-    """Return the CloudEvents 1.0 headers (Kafka binary mode) of a message.
+    """Return the CloudEvents 1.0 headers (Kafka binary mode) of a message, and the current trace.
 
     Raises:
         ValueError: `occurred_at` is naive.
@@ -139,6 +140,7 @@ def envelope(message: Message, cause: Cause) -> dict[str, str]:
         headers["ce_tenantid"] = str(message.tenant_id)
     if cause.causation_id is not None:
         headers["ce_causationid"] = str(cause.causation_id)
+    inject_trace(headers)
     return headers
 
 

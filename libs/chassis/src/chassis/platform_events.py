@@ -18,7 +18,7 @@ class QuarantinedPayload(TypedDict):
     topic: str
     partition: int
     offset: int
-    disposition: Literal["quarantine", "refused", "exhausted", "parked"]
+    disposition: Literal["quarantine", "refused", "exhausted"]
     errorClass: str
     errorCode: str
     deadLetterId: str
@@ -38,7 +38,7 @@ class AuditRecordedPayload(TypedDict):
     entityId: str
     tenantId: str | None
     correlationId: str
-    details: dict[str, Any]
+    details: Any
     previousHash: str
     hash: str
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 FIRST_RESTART_DELAY: Final = 0.5
 LONGEST_RESTART_DELAY: Final = 15.0
@@ -88,7 +88,7 @@ class Background:
 
     Attributes:
         loops: what runs.
-        registry: where restarts are counted (`pin_background_restarts_total{loop}`).
+        registry: where restarts (`pin_background_restarts_total{loop}`) and `pin_background_dead_loops` are shown.
         grace: seconds that running work gets at stop before it is cancelled (it then rolls back whole).
     """
 
@@ -105,6 +105,8 @@ class Background:
             ["loop"],
             registry=self.registry,
         )
+        dead = Gauge("pin_background_dead_loops", "Loops that make no progress.", registry=self.registry)
+        dead.set_function(lambda: len(self.dead()))
 
     def start(self) -> None:
         """Start every loop as a task of the running event loop."""

@@ -70,6 +70,8 @@ class ServiceSettings(BaseSettings):
         kafka_sasl_mechanism, kafka_username, kafka_password: for sasl_ssl.
         jwt_issuers: whose tokens the API accepts (JSON list).
         relay_interval: seconds between looks at the outbox when no local commit wakes the relay.
+        otlp_endpoint: where traces go by OTLP over HTTP (`http://host:4318/v1/traces`); unset: no tracing.
+        trace_ratio: share of the traces beginning here that are kept.
         relay_workers: relay workers of all processes together; each takes its share of the 64 lanes.
     """
 
@@ -95,6 +97,8 @@ class ServiceSettings(BaseSettings):
     http_port: int = Field(default=8100, ge=0, le=65535)
     relay_interval: float = Field(default=1.0, gt=0, le=60)
     relay_workers: int = Field(default=2, ge=1, le=64)
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s@]+$")
+    trace_ratio: float = Field(default=1.0, ge=0, le=1)
 
     @field_validator("database_url", "api_database_url", "migrate_database_url")
     @classmethod

@@ -1,7 +1,7 @@
 """Logs as JSON lines on standard output, and one Prometheus registry per process.
 
-Every line carries the correlation id of its request or job run. Personal data and money stay out: a processor blanks
-the keys that could carry them, whatever a call site passes.
+Every line carries the correlation id of its request or job run, and its trace where there is one. Personal data and
+money stay out: a processor blanks the keys that could carry them, whatever a call site passes.
 """
 
 import logging
@@ -19,7 +19,8 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-REDACTED: Final = "[redacted]"
+from chassis.tracing import REDACTED, current_ids
+
 SENSITIVE: Final = frozenset(
     {
         "amount", "authorization", "body", "cookie", "email", "full_name", "headers", "name_of_person", "password",
@@ -67,6 +68,22 @@ def _serialized(event: Mapping[str, Any], **_: Any) -> str:
         return orjson.dumps(plain).decode()
 
 
+def first_lines(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Keep the first line of what each exception says: in the others the database quotes a row (processor)."""
+    waiting = event.get("exception")
+    stacks = list(waiting) if isinstance(waiting, list) else []
+    for stack in stacks:
+        stack["exc_value"] = stack["exc_value"].partition("\n")[0]
+        stacks += [inner for group in stack.get("exceptions", ()) for inner in group]
+    return event
+
+
+def add_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Put trace and span of the current span into a log event (structlog processor)."""
+    event.update(current_ids())
+    return event
+
+
 def configure_logging(level: str, service: str) -> None:
     """Send structlog's and the standard library's records to standard output as JSON lines.
 
@@ -85,8 +102,10 @@ def configure_logging(level: str, service: str) -> None:
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         add_service,
+        add_trace,
         redact,
         structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
+        first_lines,
     ]
     renderer = structlog.processors.JSONRenderer(serializer=_serialized)
     formatter = structlog.stdlib.ProcessorFormatter(

@@ -6,11 +6,14 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
+from chassis import job_admin
+from chassis.audit import AuditSealer
 from chassis.clock import Clock, DatabaseClock
 from chassis.consumers import admin
 from chassis.consumers.lag import LagWatch
 from chassis.db import Database
 from chassis.identity import TokenVerifier
+from chassis.job_records import JobRecords
 from chassis.jobs import JobDriver
 from chassis.messaging import Producer, require_topics
 from chassis.relay import Floor, OutboxWatch, Relay, RelayMetrics, Wakeup
@@ -57,12 +60,14 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
         )
         for number in range(settings.relay_workers)
     ]
-    drivers = [JobDriver(job, system, clock) for job in jobs.declare_jobs(settings, system, registry)]
+    declared = jobs.declare_jobs(settings, system, registry)
+    drivers = [JobDriver(job, system, clock, JobRecords(SCHEMA)) for job in declared]
+    sealer = AuditSealer(system, clock, schema=SCHEMA, registry=registry, event=messages.AUDIT_RECORDED)
     loops: list[Loop] = []
     if "relay" in roles:
         loops += [*relays, OutboxWatch(system, SCHEMA, metrics, floor=floor), LagWatch(settings.kafka, registry)]
     if "jobs" in roles:
-        loops += drivers
+        loops += [*drivers, sealer]
 
     async def kafka_is_ready() -> None:
         await require_topics(settings.kafka, {event.topic for event in messages.PUBLISHED})
@@ -76,7 +81,9 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
         title="crm",
         version=version("crm"),
         registry=registry,
-        routers=[api.router, admin.router("crm", SCHEMA)] if "api" in roles else [],
+        routers=[api.router, job_admin.router("crm", SCHEMA, declared), admin.router("crm", SCHEMA)]
+        if "api" in roles
+        else [],
         errors=api.ERRORS | admin.ERRORS,
         background=Background(loops, registry),
         ready={"database": api_database.ping, "kafka": kafka_is_ready},

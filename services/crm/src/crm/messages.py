@@ -7,6 +7,7 @@ from uuid import UUID
 
 from chassis.instants import rfc3339
 from chassis.outbox import EventType, Message
+from chassis.platform_events import audit_recorded, quarantined
 from crm.domain import DealEnded, DealStatus, DomainEvent, StepAdded, StepDone, StepOverdue
 
 _SOURCE: Final = "/pin/crm"
@@ -23,7 +24,16 @@ STEP_ADDED: Final = _deal_event(DEAL_TIMELINE_TOPIC, "crm.deal.step-added")
 STEP_DONE: Final = _deal_event(DEAL_TIMELINE_TOPIC, "crm.deal.step-done")
 DEAL_COMPLETED: Final = _deal_event(DEAL_TIMELINE_TOPIC, "crm.deal.completed")
 DEAL_CANCELLED: Final = _deal_event(DEAL_TIMELINE_TOPIC, "crm.deal.cancelled")
-PUBLISHED: Final = (DEAL_TIMELINE_OVERDUE, STEP_ADDED, STEP_DONE, DEAL_COMPLETED, DEAL_CANCELLED)
+AUDIT_RECORDED: Final = audit_recorded("crm")
+PUBLISHED: Final = (
+    DEAL_TIMELINE_OVERDUE,
+    STEP_ADDED,
+    STEP_DONE,
+    DEAL_COMPLETED,
+    DEAL_CANCELLED,
+    AUDIT_RECORDED,
+    quarantined("crm"),
+)
 
 
 class DealTimelineOverduePayload(TypedDict):

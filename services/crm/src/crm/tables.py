@@ -20,9 +20,10 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import registry
 
-from chassis.audit import audit_table
+from chassis.audit import audit_seal_table, audit_table
 from chassis.batching import job_poison_table
 from chassis.consumers.tables import dead_letter_table, inbox_table, parked_key_table
+from chassis.job_records import job_control_table, job_run_table
 from chassis.outbox import outbox_parked_key_table, outbox_table
 from crm.domain import EARLIEST, LATEST, Deal, DealStatus, DealTimelineEventType, StepStatus, TimelineStep
 
@@ -101,7 +102,10 @@ steps = Table(
 outbox = outbox_table(metadata)
 outbox_parked_key = outbox_parked_key_table(metadata)
 audit_log = audit_table(metadata)
+audit_seal = audit_seal_table(metadata)
 job_poison = job_poison_table(metadata)
+job_control = job_control_table(metadata)
+job_run = job_run_table(metadata)
 inbox = inbox_table(metadata)
 dead_letter = dead_letter_table(metadata)
 parked_key = parked_key_table(metadata)

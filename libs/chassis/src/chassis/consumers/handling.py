@@ -17,7 +17,7 @@ from chassis.consumers.declaration import Consumer, Delivery, Handler
 from chassis.consumers.envelope import Envelope, Unreadable, headers_of, read_envelope, read_payload, type_of
 from chassis.consumers.faults import Fault, HandlerTooSlow
 from chassis.consumers.metrics import ConsumerMetrics
-from chassis.consumers.store import Letter, Store, parking_key
+from chassis.consumers.store import Disposition, Letter, Store, parking_key
 from chassis.db import Database, gathered
 from chassis.messaging import Received
 from chassis.outbox import Cause
@@ -124,7 +124,7 @@ class Handling:
                 if item.handler is not None and item.envelope is not None:
                     await item.handler.handle(session, _delivery(item, item.envelope, now))
 
-    def letter(self, item: Item, fault: Fault, disposition: str, now: datetime) -> Letter:
+    def letter(self, item: Item, fault: Fault, disposition: Disposition, now: datetime) -> Letter:
         """Return an item as a dead letter."""
         first = item.first_failed_at or now
         return Letter(item.record, item.envelope, item.type, fault, disposition, max(item.attempts, 1), first, now)

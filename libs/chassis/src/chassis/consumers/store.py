@@ -7,7 +7,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final, Literal
 from uuid import UUID
 
 import asyncpg
@@ -19,7 +19,8 @@ from chassis.consumers.faults import Fault, ParkingFull
 from chassis.db import driver_connection
 from chassis.ids import new_id
 from chassis.messaging import Received
-from chassis.outbox import Cause, EventType, Message, Outbox
+from chassis.outbox import Cause, Message, Outbox
+from chassis.platform_events import QuarantinedPayload, quarantined
 
 MOST_PARKED_KEYS: Final = 1000
 MOST_RECORDS_PER_KEY: Final = 1000
@@ -91,13 +92,7 @@ class Store:
         self.group = group
         context = group.split(".")[1]
         self._outbox = Outbox(schema)
-        self._quarantined = EventType(
-            topic=f"pin.{context}.operational.v1",
-            type="message.quarantined",
-            source=f"/pin/{context}",
-            aggregate_type="DeadLetter",
-            event_class="operational",
-        )
+        self._quarantined = quarantined(context)
         self._sql = {
             name: text.format(schema=schema)
             for name, text in {
@@ -177,16 +172,22 @@ class Store:
             letter.disposition,
         )
         if letter_id is not None and letter.disposition != "parked":
-            await self._announce(session, letter_id, letter)
+            await self._announce(session, letter_id, letter, letter.disposition)
 
-    async def _announce(self, session: AsyncSession, letter_id: UUID, letter: Letter) -> None:
+    async def _announce(
+        self,
+        session: AsyncSession,
+        letter_id: UUID,
+        letter: Letter,
+        disposition: Literal["quarantine", "refused", "exhausted"],
+    ) -> None:
         record, envelope = letter.record, letter.envelope
-        payload: dict[str, Any] = {
+        payload: QuarantinedPayload = {
             "consumer": self.group,
             "topic": record.topic,
             "partition": record.partition,
             "offset": record.offset,
-            "disposition": letter.disposition,
+            "disposition": disposition,
             "errorClass": letter.fault.error_class,
             "errorCode": letter.fault.code,
             "deadLetterId": str(letter_id),

@@ -25,6 +25,7 @@ from chassis.relay.floor import Floor
 from chassis.relay.parking import Parking
 from chassis.relay.watch import RelayMetrics
 from chassis.runtime import Heartbeat, Stop
+from chassis.tracing import is_tracing, sending
 
 ROWS_PER_TURN: Final = 4096
 ROWS_PER_LANE: Final = 64
@@ -227,7 +228,7 @@ class Relay:
     async def _deliver(self, rows: Sequence[asyncpg.Record]) -> Publication:
         """Send rows; turns shrink while none of them is acknowledged in time, or they would fail for ever."""
         self._metrics.attempts.inc(len(rows))
-        publication = await self._producer.deliver([_record(row) for row in rows])
+        publication = await self._send(rows)
         if publication.trouble is None:
             self._per_turn = min(ROWS_PER_TURN, self._per_turn * 2)
         elif not publication.acknowledged and not publication.refused:
@@ -259,6 +260,10 @@ class Relay:
         row, why = refused[0]
         log.error("outbox rows refused", rows=len(refused), first=row["id"], reason=str(why)[:300])
 
+    async def _send(self, rows: Sequence[asyncpg.Record]) -> Publication:
+        with sending([orjson.loads(row["headers"]) for row in rows] if is_tracing() else []):
+            return await self._producer.deliver([_record(row) for row in rows])
+
     async def _retry_due(self) -> None:
         """Send the first row of every key whose next attempt is due; a key whose row arrives is let go."""
         now = asyncio.get_running_loop().time()
@@ -273,7 +278,7 @@ class Relay:
             done: set[int] = set()
             if rows:
                 self._metrics.attempts.inc(len(rows))
-                publication = await self._producer.deliver([_record(row) for row in rows])
+                publication = await self._send(rows)
                 if publication.trouble is not None and not publication.acknowledged and not publication.refused:
                     raise publication.trouble
                 done = publication.acknowledged

@@ -10,12 +10,13 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-from sqlalchemy import BigInteger, Column, DateTime, Identity, Index, MetaData, Table, Text, Uuid
+from sqlalchemy import BigInteger, Column, DateTime, Identity, Index, MetaData, Table, Text, Uuid, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.db import COPY_NULL, copy_lines, copy_text
 from chassis.instants import rfc3339
+from chassis.sqltypes import Xid8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ def audit_table(metadata: MetaData) -> Table:
         Column("tenant_id", Uuid),
         Column("correlation_id", Text, nullable=False),
         Column("details", JSONB, nullable=False),
+        Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
         Index("ix_audit_log_entity", "entity_type", "entity_id", "id"),
+        Index("ix_audit_log_xid_id", "xid", "id"),
     )
 
 

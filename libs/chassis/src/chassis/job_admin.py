@@ -1,0 +1,194 @@
+"""Jobs for the person on call: what runs, what ran, pause, resume, run now.
+
+Orders are rows (`chassis.job_records`), so it does not matter which process answers: every driver of the service obeys
+them. What changes something is audited in the same transaction with who did it. The routes are for the role
+platform-admin and stand in no published OpenAPI document: jobs have no public API.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID, uuid5
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+from chassis.audit import Audit, AuditRecord
+from chassis.clock import Clock
+from chassis.ids import EVENTS_NAMESPACE
+from chassis.job_records import JobRecords
+from chassis.jobs import DailyAt, Job
+from chassis.problems import Problem
+from chassis.web import Call, operating
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
+
+
+class PauseOrder(_Wire):
+    """Body of a pause: why, for whoever finds the job paused."""
+
+    reason: Annotated[
+        str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500, pattern=r"^[^\x00]*$")
+    ]
+
+
+class RunView(_Wire):
+    """A run as it was recorded; `result` is null while it runs."""
+
+    id: UUID
+    trigger: str
+    started_at: datetime
+    finished_at: datetime | None
+    result: str | None
+    counts: dict[str, int]
+    error: str | None
+    process: str
+
+
+class PauseView(_Wire):
+    """Since when a job is paused, by whom and why."""
+
+    at: datetime
+    by: str
+    reason: str | None
+
+
+class JobView(_Wire):
+    """A job: its schedule, its last run, what comes next."""
+
+    name: str
+    schedule: str
+    misfire: str
+    running: bool
+    last_run: RunView | None
+    next_run_at: datetime | None = Field(description="null while the job is paused")
+    run_requested_at: datetime | None
+    paused: PauseView | None
+
+
+class JobList(_Wire):
+    """All jobs of a service."""
+
+    items: list[JobView]
+
+
+def router(service: str, schema: str, jobs: Sequence[Job]) -> APIRouter:
+    """Return the routes under /v1/admin/jobs.
+
+    Args:
+        service: first part of the scopes `<service>:jobs:read` and `<service>:jobs:operate`.
+        schema: the service's schema.
+        jobs: the jobs that the service declares.
+    """
+    routes = APIRouter(prefix="/v1/admin/jobs", tags=["jobs"], include_in_schema=False)
+    desk = _Desk(schema, jobs)
+    read, operate = f"{service}:jobs:read", f"{service}:jobs:operate"
+
+    @routes.get("")
+    async def list_jobs(request: Request, call: Annotated[Call, operating(read)]) -> JobList:
+        """List the service's jobs."""
+        return JobList(items=await desk.views(request, call, list(desk.jobs)))
+
+    @routes.post("/{name}/pause", response_model=JobView)
+    async def pause_job(
+        request: Request, name: str, body: PauseOrder, call: Annotated[Call, operating(operate)]
+    ) -> JobView | Problem:
+        """Skip the job's ticks from now on; a running cycle ends as usual. Pausing twice changes nothing."""
+        return await desk.pause(request, call, name, body.reason)
+
+    @routes.post("/{name}/resume", response_model=JobView)
+    async def resume_job(request: Request, name: str, call: Annotated[Call, operating(operate)]) -> JobView | Problem:
+        """Run the job again from its next tick on."""
+        return await desk.resume(request, call, name)
+
+    @routes.post("/{name}/run", response_model=JobView, status_code=202)
+    async def run_job(request: Request, name: str, call: Annotated[Call, operating(operate)]) -> JobView | Problem:
+        """Have one process run the job as soon as it rests (within seconds)."""
+        return await desk.run(request, call, name)
+
+    return routes
+
+
+class _Desk:
+    """What the routes do."""
+
+    def __init__(self, schema: str, jobs: Sequence[Job]) -> None:
+        self.jobs = {job.name: job for job in jobs}
+        self._schema = schema
+        self._records = JobRecords(schema)
+        self._audit = Audit(schema)
+
+    async def pause(self, request: Request, call: Call, name: str, reason: str) -> JobView | Problem:
+        if name not in self.jobs:
+            return _unknown(name)
+        now = await _now(request, call)
+        if await self._records.pause(call.session, name, now, call.principal.subject, reason):
+            await self._note(call, now, name, "job.paused", {"reason": reason})
+        return await self._view(request, call, name)
+
+    async def resume(self, request: Request, call: Call, name: str) -> JobView | Problem:
+        if name not in self.jobs:
+            return _unknown(name)
+        if await self._records.resume(call.session, name):
+            await self._note(call, await _now(request, call), name, "job.resumed", {})
+        return await self._view(request, call, name)
+
+    async def run(self, request: Request, call: Call, name: str) -> JobView | Problem:
+        if name not in self.jobs:
+            return _unknown(name)
+        now = await _now(request, call)
+        if await self._records.request_run(call.session, name, now, call.principal.subject):
+            await self._note(call, now, name, "job.run-requested", {})
+        elif await self._records.find_pause(call.session, name):
+            return Problem(409, "job_paused", f"the job {name} is paused; resume it first")
+        return await self._view(request, call, name)
+
+    async def _view(self, request: Request, call: Call, name: str) -> JobView:
+        return (await self.views(request, call, [name]))[0]
+
+    async def views(self, request: Request, call: Call, names: list[str]) -> list[JobView]:
+        now = await _now(request, call)
+        rows = await self._records.overview(call.session, names, now)
+        return [_view(self.jobs[row["name"]], row, now) for row in rows]
+
+    async def _note(self, call: Call, now: datetime, name: str, action: str, details: dict[str, str]) -> None:
+        job_id = uuid5(EVENTS_NAMESPACE, f"job/{self._schema}/{name}")
+        record = AuditRecord(action, "job", job_id, None, {"job": name, **details})
+        await self._audit.record(
+            call.session, [record], occurred_at=now, actor=call.principal.subject, correlation_id=call.correlation_id
+        )
+
+
+async def _now(request: Request, call: Call) -> datetime:
+    clock: Clock = request.app.state.clock
+    return await clock.now(call.session)
+
+
+def _unknown(name: str) -> Problem:
+    return Problem(404, "job_not_found", f"there is no job {name[:100]}")
+
+
+def _view(job: Job, row: dict[str, Any], now: datetime) -> JobView:
+    paused = (
+        PauseView(at=row["paused_at"], by=row["paused_by"], reason=row["pause_reason"]) if row["paused_at"] else None
+    )
+    last = RunView(**{name: row[name] for name in RunView.model_fields}) if row["id"] else None
+    return JobView(
+        name=job.name,
+        schedule=_schedule(job),
+        misfire=job.misfire,
+        running=row["running"],
+        last_run=last,
+        next_run_at=None if paused else max(now, job.next_after(last.started_at if last else None, now)),
+        run_requested_at=row["run_requested_at"],
+        paused=paused,
+    )
+
+
+def _schedule(job: Job) -> str:
+    if isinstance(job.schedule, DailyAt):
+        return f"daily at {job.schedule.at:%H:%M} {job.schedule.zone.key}"
+    return f"every {job.schedule.total_seconds():g} s"
