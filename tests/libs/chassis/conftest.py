@@ -15,6 +15,7 @@ from sqlalchemy import MetaData, create_mock_engine
 from chassis.audit import audit_table
 from chassis.batching import job_poison_table
 from chassis.db import Database
+from chassis.ddl import idempotency
 from chassis.messaging import TopicSpec, create_topics
 from chassis.outbox import EventType, Message, outbox_table
 from chassis.testing.plugin import DatabaseTemplates, TestBroker, TestDatabase
@@ -69,7 +70,7 @@ def chassis_database(databases: DatabaseTemplates) -> TestDatabase:
     async def build() -> TestDatabase:
         database = await databases.empty("crm")
         owner = await asyncpg.connect(database.owner_url)
-        await owner.execute(_tables() + ";" + _THING)
+        await owner.execute(";".join([_tables(), _THING, *idempotency.upgrade("crm")]))
         await owner.close()
         return database
 
@@ -86,7 +87,9 @@ async def scratch(chassis_database: TestDatabase, eventually: Callable) -> TestD
         return not await admin.fetchval(f"select count(pg_terminate_backend(pid)) {others}")
 
     await eventually(alone)
-    await admin.execute("truncate crm.thing, crm.outbox, crm.audit_log, crm.job_poison restart identity")
+    await admin.execute(
+        "truncate crm.thing, crm.outbox, crm.audit_log, crm.job_poison, crm.idempotency_key restart identity"
+    )
     await admin.close()
     return chassis_database
 

@@ -21,7 +21,10 @@ from crm_world import World
 import crm
 
 MIGRATIONS = migrations_of(crm.__file__)
-EMPTY = "truncate crm.deal, crm.deal_timeline_event, crm.outbox, crm.audit_log, crm.job_poison restart identity cascade"
+EMPTY = (
+    "truncate crm.deal, crm.deal_timeline_event, crm.outbox, crm.audit_log, crm.job_poison, crm.idempotency_key"
+    " restart identity cascade"
+)
 LOOSEN = "alter table crm.deal_timeline_event drop constraint ck_type_known, drop constraint fk_step_deal_tenant"
 
 

@@ -5,7 +5,7 @@ A missing or impossible value stops the process before it opens anything, with o
 
 import os
 import re
-from typing import Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
@@ -35,17 +35,21 @@ class JwtIssuer(BaseModel):
         issuer: value of `iss`.
         audience: value that `aud` must contain.
         algorithms: the algorithms of this issuer; the token's own header never chooses.
-        jwks: its public keys (JWKS document).
+        jwks: its public keys (JWKS document), or
+        jwks_url: where it publishes them.
     """
 
     issuer: str
     audience: str
     algorithms: list[Literal["RS256", "ES256", "Ed25519"]] = Field(min_length=1)
-    jwks: dict[str, Any]
+    jwks: dict[str, Any] | None = None
+    jwks_url: str | None = Field(default=None, pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?(\?[^\s#]*)?$")
 
     @field_validator("jwks")
     @classmethod
-    def _holds_public_keys(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _holds_public_keys(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is None:
+            return None
         try:
             keys = KeySet.import_key_set(cast("Any", value)).keys
         except (JoseError, LookupError, TypeError, ValueError, AttributeError):
@@ -53,6 +57,12 @@ class JwtIssuer(BaseModel):
         if not keys or any(key.is_private for key in keys):
             raise ValueError("must hold public keys, and no other")
         return value
+
+    @model_validator(mode="after")
+    def _has_one_source_of_keys(self) -> "JwtIssuer":
+        if (self.jwks is None) == (self.jwks_url is None):
+            raise ValueError("takes either jwks or jwks_url")
+        return self
 
 
 class ServiceSettings(BaseSettings):
@@ -66,6 +76,8 @@ class ServiceSettings(BaseSettings):
         kafka_bootstrap: `host:port[,host:port]`.
         kafka_security: ssl, or plaintext in development.
         jwt_issuers: whose tokens the API accepts (JSON list).
+        rate_limit: requests of one principal in one process ("600/minute"; empty: unlimited).
+        cors_origins: web origins whose pages may call the API (JSON list; none by default).
         relay_interval: seconds between looks at the outbox when no local commit wakes the relay.
         relay_workers: relay workers of all processes together; each takes its share of the 64 lanes.
     """
@@ -81,6 +93,8 @@ class ServiceSettings(BaseSettings):
     kafka_bootstrap: str = Field(pattern=f"^{_BROKER}(,{_BROKER})*$")
     kafka_security: Literal["plaintext", "ssl"] = "ssl"
     jwt_issuers: list[JwtIssuer] = []
+    rate_limit: str = Field(default="", pattern=r"^([1-9]\d{0,6}/(second|minute|hour))?$")
+    cors_origins: list[Annotated[str, Field(pattern=r"^https?://[a-z0-9.-]+(:\d{1,5})?$")]] = []
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=8100, ge=0, le=65535)
@@ -113,6 +127,23 @@ class ServiceSettings(BaseSettings):
         if self.kafka_security == "plaintext" and self.env != "development":
             raise ValueError("PIN_KAFKA_SECURITY=plaintext is refused unless PIN_ENV=development")
         return self
+
+    @model_validator(mode="after")
+    def _keys_and_pages_come_encrypted(self) -> "ServiceSettings":
+        if self.env == "development":
+            return self
+        if any((issuer.jwks_url or "https:").startswith("http:") for issuer in self.jwt_issuers):
+            raise ValueError("PIN_JWT_ISSUERS: jwks_url must be https unless PIN_ENV=development")
+        if any(origin.startswith("http:") for origin in self.cors_origins):
+            raise ValueError("PIN_CORS_ORIGINS: an origin must be https unless PIN_ENV=development")
+        return self
+
+    @field_validator("jwt_issuers")
+    @classmethod
+    def _names_each_issuer_once(cls, value: list[JwtIssuer]) -> list[JwtIssuer]:
+        if len({issuer.issuer for issuer in value}) != len(value):
+            raise ValueError("an issuer is named twice")
+        return value
 
     @property
     def kafka(self) -> KafkaAddress:

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from chassis.clock import Clock, DatabaseClock
 from chassis.db import Database
+from chassis.idempotency import IdempotencyKeys
 from chassis.identity import TokenVerifier
 from chassis.jobs import JobDriver
 from chassis.messaging import Producer, require_topics
@@ -76,6 +77,9 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
         background=Background(loops, registry),
         ready={"database": api_database.ping, "kafka": kafka_is_ready},
         on_close=[close],
+        idempotency=IdempotencyKeys(SCHEMA),
+        rate_limit=settings.rate_limit,
+        cors_origins=settings.cors_origins,
         state={
             "api_database": api_database,
             "system_database": system,

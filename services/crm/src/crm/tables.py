@@ -22,6 +22,7 @@ from sqlalchemy.orm import registry
 
 from chassis.audit import audit_table
 from chassis.batching import job_poison_table
+from chassis.idempotency import idempotency_table
 from chassis.outbox import outbox_table
 from crm.domain import EARLIEST, LATEST, Deal, DealStatus, DealTimelineEventType, StepStatus, TimelineStep
 
@@ -100,6 +101,7 @@ steps = Table(
 outbox = outbox_table(metadata)
 audit_log = audit_table(metadata)
 job_poison = job_poison_table(metadata)
+idempotency_key = idempotency_table(metadata)
 
 mapper.map_imperatively(Deal, deals)
 mapper.map_imperatively(TimelineStep, steps)
