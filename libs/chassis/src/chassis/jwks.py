@@ -135,12 +135,13 @@ def public_keys(document: Any) -> Sequence[Key]:
 
 
 def _public_key(entry: Any) -> Key | None:
+    if not isinstance(entry, dict) or entry.get("kty") not in _KEY_TYPES.values() or entry.get("use", "sig") != "sig":
+        return None
     try:
         key = JWKRegistry.import_key(entry)
     except (JoseError, LookupError, TypeError, ValueError, AttributeError):
         return None
-    usable = key.key_type in _KEY_TYPES.values() and not key.is_private and entry.get("use", "sig") == "sig"
-    return key if usable else None
+    return None if key.is_private else key
 
 
 _KEY_TYPES: Final = {"RS256": "RSA", "ES256": "EC", "Ed25519": "OKP"}
