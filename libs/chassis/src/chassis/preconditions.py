@@ -14,7 +14,7 @@ class PreconditionFailed(Exception):
     """The entity is not at the version that the caller has seen."""
 
 
-class PreconditionUnreadable(Exception):
+class PreconditionUnreadable(ValueError):
     """If-Match is neither `*` nor a list of entity tags."""
 
 
@@ -43,7 +43,7 @@ class Precondition:
         if header is None or header.strip() == "*":
             return cls()
         tags, position = set(), 0
-        while position < len(header):
+        while position < len(header) or not header:
             found = _TAGS.match(header, position)
             if found is None:
                 raise PreconditionUnreadable('If-Match is * or a list of quoted entity tags, such as "7"')

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from chassis.db import DATABASE_ERRORS, is_bad_value, is_infrastructure
 from chassis.idempotency import KeyReused, RequestInProgress
 from chassis.identity import Forbidden, IssuerUnavailable, Unauthenticated
-from chassis.preconditions import PreconditionFailed, PreconditionUnreadable
+from chassis.preconditions import PreconditionFailed
 from chassis.problems import ErrorAnswer, Problem
 from chassis.web.sizes import MAX_BODY_BYTES
 
@@ -68,7 +68,6 @@ def install_error_handlers(app: FastAPI, errors: Mapping[type[Exception], ErrorA
         KeyReused: _key_reused,
         RequestInProgress: _in_progress,
         PreconditionFailed: _precondition_failed,
-        PreconditionUnreadable: _precondition_unreadable,
         RateLimited: _rate_limited,
     }
     for error_class, answer in errors.items():
@@ -149,10 +148,6 @@ def _in_progress(_: Request, error: Exception) -> Response:
 
 def _precondition_failed(_: Request, error: Exception) -> Response:
     return Problem(412, "precondition_failed", str(error))
-
-
-def _precondition_unreadable(_: Request, error: Exception) -> Response:
-    return _input_refused(_, InputRefused("header.If-Match", str(error)))
 
 
 def _rate_limited(_: Request, error: Exception) -> Response:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from pydantic import AfterValidator
 
 from chassis.preconditions import Precondition
 from chassis.web.replays import Route
@@ -23,6 +24,12 @@ class Router(APIRouter):
         super().__init__(prefix=prefix, tags=list(tags or ()), route_class=Route, **settings)
 
 
+def _readable(header: str | None) -> str | None:
+    """Refuse as a validation does: after the caller is known, and beside what else is wrong with the request."""
+    Precondition.parse(header)
+    return header
+
+
 def _precondition(
     if_match: Annotated[
         str | None,
@@ -31,6 +38,7 @@ def _precondition(
             max_length=1024,
             description='The ETag of the entity as it was read, such as "7"; another version is refused with 412.',
         ),
+        AfterValidator(_readable),
     ] = None,
 ) -> Precondition:
     return Precondition.parse(if_match)
