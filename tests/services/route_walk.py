@@ -1,8 +1,8 @@
 """Walks every route of a service's application as people who must not get in, and tells what they saw.
 
-Nothing here names a route: what there is comes from the application, and bodies from its OpenAPI document. A service whose
-paths have parameters keeps a `route_samples.py` beside its tests, with `async def make(admin, tenant)` that adds rows of
-one tenant and returns a value for each path parameter.
+Nothing here names a route: what there is comes from the application, and bodies from its OpenAPI document. A service
+whose paths have parameters keeps a `route_samples.py` beside its tests, with `async def make(admin, tenant)` that adds
+rows of one tenant and returns a value for each path parameter.
 """
 
 import importlib
