@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 export PIN_CASES ?= ../shared/cases
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down kafka topics token job test test-messaging check lint types contracts requirements bench chaos lock clean
+.PHONY: help setup demo up down kafka topics token job test test-messaging check lint types contracts openapi requirements bench chaos lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ types: setup ## strict types
 
 contracts: setup ## the AsyncAPI files judged by the foreign parser (needs npm; says so where there is none)
 	@$(BIN)/python -m devstack judge-contracts
+
+openapi: setup ## renew contracts/openapi from the code (RELEASE=1: partners may rely on it from now on)
+	@$(BIN)/python tests/contracts/openapi_snapshots.py $(if $(RELEASE),--release)
 
 requirements: setup ## requirement id -> tests or waiver; fails for a due id that has neither
 	@$(BIN)/python tests/requirements_report.py $(ARGS)

@@ -88,7 +88,7 @@ BREAKS: dict[str, tuple[Change, str]] = {
     ),
     "request length": (lambda d: schema(d, "OpenDeal")["properties"]["title"].update(maxLength=100), "maxLength was"),
     "request least length": (lambda d: schema(d, "OpenDeal")["properties"]["title"].update(minLength=5), "minLength"),
-    "request pattern": (lambda d: schema(d, "OpenDeal")["properties"]["title"].update(pattern="^F"), "pattern was None"),
+    "request pattern": (lambda d: schema(d, "OpenDeal")["properties"]["title"].update(pattern="^F"), "pattern was"),
     "body required": (lambda d: at(d, f"{DEAL}/complete", "post").update(
         requestBody={"required": True, "content": {}}), "the request body became required"),
     "answer's field removed": (lambda d: schema(d, "DealView")["properties"].pop("version"), "version removed"),

@@ -93,7 +93,7 @@ class ServiceSettings(BaseSettings):
     kafka_bootstrap: str = Field(pattern=f"^{_BROKER}(,{_BROKER})*$")
     kafka_security: Literal["plaintext", "ssl"] = "ssl"
     jwt_issuers: list[JwtIssuer] = []
-    rate_limit: str = Field(default="", pattern=r"^([1-9]\d{0,6}/(second|minute|hour))?$")
+    rate_limit: str = Field(default="6000/minute", pattern=r"^([1-9]\d{0,6}/(second|minute|hour))?$")
     cors_origins: list[Annotated[str, Field(pattern=r"^https?://[a-z0-9.-]+(:\d{1,5})?$")]] = []
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     http_host: str = "127.0.0.1"
