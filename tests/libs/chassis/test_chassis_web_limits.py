@@ -14,7 +14,7 @@ import pytest
 import structlog
 import time_machine
 import uvicorn
-from fastapi import Depends
+from fastapi import Depends, HTTPException
 from joserfc import jwt
 from joserfc.jwk import OKPKey
 from prometheus_client import CollectorRegistry
@@ -26,6 +26,7 @@ from chassis.clock import DatabaseClock
 from chassis.db import Database
 from chassis.idempotency import IdempotencyKeys
 from chassis.identity import Principal, TokenVerifier
+from chassis.problems import CODES
 from chassis.settings import JwtIssuer
 from chassis.testing.plugin import TestDatabase
 from chassis.web import Call, Router, create_app, principal_with, writing
@@ -65,6 +66,12 @@ async def add(body: dict[str, int], call: Annotated[Call, writing("any")]) -> in
     statement = text("insert into crm.thing (id, rank) values (gen_random_uuid(), :rank)")
     await call.session.execute(statement, {"rank": body["rank"]})
     return body["rank"]
+
+
+@router.post("/touch", status_code=201)
+async def touch(call: Annotated[Call, writing("any")]) -> int:
+    await call.session.execute(text("insert into crm.thing (id, rank) values (gen_random_uuid(), 1)"))
+    return 1
 
 
 def app_with(**settings: Any) -> Any:
@@ -195,6 +202,22 @@ async def test_the_words_of_a_check_come_without_the_librarys_prefix():
     assert answer.json()["errors"] == [{"location": "body.name", "message": "must have an odd length"}]
 
 
+@pytest.mark.parametrize("status", [400, 402, 404, 406, 409, 415, 418, 429, 500, 503])
+async def test_a_refusal_of_the_framework_is_a_problem_and_no_bare_detail(status: int):
+    refusing = Router()
+
+    @refusing.get("/refuse")
+    async def refuse() -> None:
+        raise HTTPException(status, "no", headers={"x-why": "because"})
+
+    app = app_with()
+    app.include_router(refusing)
+    answer = await client_of(app).get("/refuse")
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    assert set(answer.json()) == {"type", "title", "status", "code", "detail"}
+    assert answer.json()["code"] in CODES
+
+
 async def test_answers_are_not_for_caches():
     client = client_of(app_with())
     for path in ("/who/1", "/who/x", "/nothing"):
@@ -254,27 +277,27 @@ async def served(app: Any) -> AsyncIterator[int]:
     listener.close()
 
 
-def raw_request(client: httpx.AsyncClient, body: bytes, declared: int) -> bytes:
+def raw_request(client: httpx.AsyncClient, body: bytes, declared: int, path: str = "/things") -> bytes:
     bearer = client.headers["authorization"]
     return (
-        f"POST /things HTTP/1.1\r\nhost: t\r\nauthorization: {bearer}\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: t\r\nauthorization: {bearer}\r\ncontent-type: application/json\r\n"
         f"idempotency-key: k\r\ncontent-length: {declared}\r\n\r\n"
     ).encode() + body
 
 
+@pytest.mark.parametrize("path", ["/things", "/touch"])
 async def test_a_client_that_leaves_in_the_middle_of_its_body_changes_nothing_and_holds_no_connection(
-    scratch: TestDatabase, opened: Callable[..., Database], admin: asyncpg.Connection, eventually: Callable
+    path: str, scratch: TestDatabase, opened: Callable[..., Database], admin: asyncpg.Connection, eventually: Callable
 ):
     database = opened(scratch.api_url, pool_size=1)
     app = app_with(state={"api_database": database}, idempotency=IdempotencyKeys("crm"))
     with capture_logs() as lines:
         async with served(app) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(raw_request(client_of(app), b'{"ra', 11))
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(raw_request(client_of(app), b'{"ra', 11, path))
             await writer.drain()
             writer.close()
             await eventually(lambda: any(line["event"] == "request" for line in lines))
-            assert reader is not None
     assert database.engine.pool.checkedout() == 0
     assert await admin.fetchval("select count(*) from crm.thing") == 0
     assert not [line for line in lines if line["log_level"] == "error"]

@@ -7,6 +7,9 @@ import httpx
 import pytest
 from crm_world import OTHER_TENANT, World, token
 
+from crm.domain import DealStatus
+from crm.repository import get_deal_for_update
+
 AT = "2026-11-30T09:00:00Z"
 STEP = {"type": "DocumentRequested", "occurredAt": AT}
 ACTS = [("timeline", STEP, 201), ("complete", None, 200), ("cancel", None, 200)]
@@ -146,3 +149,14 @@ async def test_a_misspelt_filter_is_refused_and_is_no_unfiltered_list(client):
     answer = await client.post("/v1/deals?dry_run=true", json={"title": "Flat"})
     assert answer.json()["errors"] == [{"location": "query.dry_run", "message": "the route has no such parameter"}]
     assert (await client.get("/v1/deals?limit=1&status=Active")).status_code == 200
+
+
+async def test_what_was_loaded_can_be_read_after_the_commit_without_asking_again(world: World):
+    """An attribute that expired with the commit would ask the database outside of any session."""
+    deal_id = await world.deal()
+    async with world.system().write() as session:
+        deal = await get_deal_for_update(session, deal_id)
+        deal.title = "House"
+    assert (deal.id, deal.title, deal.version, deal.status) == (deal_id, "House", 1, DealStatus.ACTIVE)
+    assert not session.in_transaction()
+    assert await world.admin.fetchval("select title from crm.deal") == "House"

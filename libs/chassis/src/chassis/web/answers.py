@@ -8,6 +8,7 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from chassis.db import DATABASE_ERRORS, is_bad_value, is_infrastructure
 from chassis.idempotency import KeyReused, RequestInProgress
@@ -63,6 +64,7 @@ def install_error_handlers(app: FastAPI, errors: Mapping[type[Exception], ErrorA
         Forbidden: _forbidden,
         IssuerUnavailable: _issuer_unavailable,
         BodyTooLarge: _too_large,
+        ClientDisconnect: _gone,
         InputRefused: _input_refused,
         KeyNotSupported: _key_not_supported,
         KeyReused: _key_reused,
@@ -132,6 +134,11 @@ def _issuer_unavailable(_: Request, error: Exception) -> Response:
 
 def _too_large(_: Request, __: Exception) -> Response:
     return Problem(413, "body_too_large", f"the request body is larger than {MAX_BODY_BYTES} bytes")
+
+
+def _gone(_: Request, __: Exception) -> Response:
+    """Nobody reads this answer; the access log does."""
+    return Problem(400, "malformed_request", "the request body did not come whole")
 
 
 def _key_not_supported(_: Request, __: Exception) -> Response:

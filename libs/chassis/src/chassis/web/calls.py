@@ -110,6 +110,8 @@ def _changing(
         principal: Annotated[Principal, Depends(principal_with(scope, role))],
         idempotency_key: _IdempotencyKey = None,
     ) -> AsyncIterator[Call]:
+        if idempotency_key is not None:
+            await request.body()  # a slow sender must not hold a transaction open
         opened: AbstractAsyncContextManager[AsyncSession] = database_of(request).write(principal.actor)
         async with opened as session, answering_once(request, session, principal, idempotency_key):
             yield Call(session, principal, request.state.correlation_id)
