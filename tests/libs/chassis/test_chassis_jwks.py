@@ -116,7 +116,7 @@ async def test_a_key_that_the_issuer_withdrew_is_refused_after_the_next_fetch(
         httpx.Response(200, json={"keys": [{"kty": "oct", "k": "AAAA", "kid": "old"}]}),
         httpx.Response(200, json={"keys": [OLD.as_dict(private=True)]}),
         httpx.Response(200, json={"keys": [document(OLD)["keys"][0]] * 101}),
-        httpx.Response(200, content=b'{"keys": [], "more": "' + b"x" * jwks.MOST_BYTES + b'"}'),
+        httpx.Response(200, json=document(OLD) | {"more": "x" * jwks.MOST_BYTES}),
     ],
     ids=[
         "away", "slow", "500", "redirect", "no JSON", "bomb", "a list", "keys a text", "no keys", "a shared secret",

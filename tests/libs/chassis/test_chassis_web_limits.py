@@ -109,11 +109,29 @@ async def test_a_principal_beyond_its_rate_is_told_when_to_come_back_and_others_
         assert refused.headers["content-type"] == "application/problem+json"
         assert refused.json()["code"] == "rate_limited"
         assert refused.headers["ratelimit-limit"] == "3"
-        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert 1 <= int(refused.headers["retry-after"]) <= 61
         for other in (client_of(app, subject="v"), client_of(app, tenant=2)):
             assert (await other.get("/who/1")).status_code == 200
         clock.shift(121)
         assert (await client.get("/who/1")).status_code == 200
+
+
+@pytest.mark.parametrize(("rate", "spread"), [("3/minute", 0), ("7/minute", 5), ("10/second", 0), ("2/hour", 1000)])
+async def test_retry_after_is_long_enough_and_not_longer(rate: str, spread: int):
+    app = app_with(rate_limit=rate)
+    client = client_of(app)
+    with time_machine.travel(datetime(2026, 11, 30, 9, 0, 12, tzinfo=UTC), tick=False) as clock:
+        for _ in range(4):
+            while (answer := await client.get("/who/1")).status_code == 200:
+                clock.shift(spread)
+            wait = int(answer.headers["retry-after"])
+            if wait > 1:
+                clock.shift(wait - 1.001)
+                assert (await client.get("/who/1")).status_code == 429
+                clock.shift(1.002)
+            else:
+                clock.shift(1.001)
+            assert (await client.get("/who/1")).status_code == 200
 
 
 async def test_refused_requests_count_and_open_routes_do_not():

@@ -1,7 +1,7 @@
 """How every error is answered: with a problem document that tells what the caller can do, and nothing of the inside."""
 
 from collections.abc import Callable, Mapping
-from math import ceil
+from math import floor
 from typing import Final
 
 import structlog
@@ -158,7 +158,7 @@ def _precondition_failed(_: Request, error: Exception) -> Response:
 
 
 def _rate_limited(_: Request, error: Exception) -> Response:
-    seconds = max(1, ceil(getattr(error, "seconds", 1)))
+    seconds = floor(getattr(error, "seconds", 0)) + 1
     return Problem(429, "rate_limited", "too many requests", headers={"retry-after": str(seconds)})
 
 

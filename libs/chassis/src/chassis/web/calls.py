@@ -126,7 +126,7 @@ async def _charge(request: Request, principal: Principal) -> None:
     allowance = await limiter.charge(principal.tenant_id, principal.subject)
     request.state.rate_limit = allowance.headers()
     if not allowance.granted:
-        raise RateLimited(allowance.reset_seconds)
+        raise RateLimited(allowance.wait_seconds)
 
 
 def _refuse_unknown_parameters(request: Request) -> None:
