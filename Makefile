@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 export PIN_CASES ?= ../shared/cases
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down kafka topics token job test test-messaging check lint types contracts queues acls requirements bench chaos lock clean
+.PHONY: help setup demo up down kafka topics token job test test-messaging check lint types contracts queues acls openapi requirements bench chaos lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ queues: setup ## write contracts/QUEUES.md: every topic and queue with who answe
 
 acls: setup ## print the Kafka permissions that the contracts imply (BOOTSTRAP=host:port, FORMAT=commands|json)
 	@$(BIN)/python -m chassis.contracts acls contracts --bootstrap $(or $(BOOTSTRAP),127.0.0.1:9092) --format $(or $(FORMAT),commands)
+
+openapi: setup ## renew contracts/openapi from the code (RELEASE=1: partners may rely on it from now on)
+	@$(BIN)/python tests/contracts/openapi_snapshots.py $(if $(RELEASE),--release)
 
 requirements: setup ## requirement id -> tests or waiver; fails for a due id that has neither
 	@$(BIN)/python tests/requirements_report.py $(ARGS)

@@ -16,6 +16,7 @@ from chassis.audit import audit_seal_table, audit_table
 from chassis.batching import job_poison_table
 from chassis.consumers.tables import dead_letter_table, inbox_table, parked_key_table
 from chassis.db import Database
+from chassis.ddl import idempotency
 from chassis.job_records import job_control_table, job_run_table
 from chassis.messaging import TopicSpec, create_topics
 from chassis.outbox import EventType, Message, outbox_parked_key_table, outbox_table
@@ -80,7 +81,7 @@ def chassis_database(databases: DatabaseTemplates) -> TestDatabase:
     async def build() -> TestDatabase:
         database = await databases.empty("crm")
         owner = await asyncpg.connect(database.owner_url)
-        await owner.execute(_tables() + ";" + _THING)
+        await owner.execute(";".join([_tables(), _THING, *idempotency.upgrade("crm")]))
         await owner.close()
         return database
 
@@ -99,7 +100,7 @@ async def scratch(chassis_database: TestDatabase, eventually: Callable) -> TestD
     await eventually(alone)
     tables = (
         "thing, outbox, outbox_parked_key, audit_log, audit_seal, job_poison, job_control, job_run, inbox, dead_letter,"
-        " parked_key"
+        " parked_key, idempotency_key"
     )
     await admin.execute(f"truncate {', '.join(f'crm.{table}' for table in tables.split(', '))} restart identity")
     await admin.close()

@@ -516,5 +516,5 @@ async def test_commit_that_fails_is_never_answered_with_success(world: World, cl
         await world.admin.execute("drop trigger refuse on crm.deal; drop function crm.refuse()")
     problem = is_problem(answer, 500, "internal_error")
     assert "Ivanov" not in str(problem)
-    assert [line["event"] for line in logs] == ["request failed"]
+    assert [line["event"] for line in logs] == ["request failed", "request"]
     assert await world.everything() == []

@@ -6,7 +6,7 @@ A missing or impossible value stops the process before it opens anything, with o
 import os
 import re
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
@@ -36,17 +36,21 @@ class JwtIssuer(BaseModel):
         issuer: value of `iss`.
         audience: value that `aud` must contain.
         algorithms: the algorithms of this issuer; the token's own header never chooses.
-        jwks: its public keys (JWKS document).
+        jwks: its public keys (JWKS document), or
+        jwks_url: where it publishes them.
     """
 
     issuer: str
     audience: str
     algorithms: list[Literal["RS256", "ES256", "Ed25519"]] = Field(min_length=1)
-    jwks: dict[str, Any]
+    jwks: dict[str, Any] | None = None
+    jwks_url: str | None = Field(default=None, pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?(\?[^\s#]*)?$")
 
     @field_validator("jwks")
     @classmethod
-    def _holds_public_keys(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _holds_public_keys(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is None:
+            return None
         try:
             keys = KeySet.import_key_set(cast("Any", value)).keys
         except (JoseError, LookupError, TypeError, ValueError, AttributeError):
@@ -54,6 +58,12 @@ class JwtIssuer(BaseModel):
         if not keys or any(key.is_private for key in keys):
             raise ValueError("must hold public keys, and no other")
         return value
+
+    @model_validator(mode="after")
+    def _has_one_source_of_keys(self) -> "JwtIssuer":
+        if (self.jwks is None) == (self.jwks_url is None):
+            raise ValueError("takes either jwks or jwks_url")
+        return self
 
 
 class ServiceSettings(BaseSettings):
@@ -69,6 +79,8 @@ class ServiceSettings(BaseSettings):
         kafka_ca_file, kafka_cert_file, kafka_key_file: PEM files: whom to trust, and our own certificate.
         kafka_sasl_mechanism, kafka_username, kafka_password: for sasl_ssl.
         jwt_issuers: whose tokens the API accepts (JSON list).
+        rate_limit: requests of one principal in one process ("600/minute"; empty: unlimited).
+        cors_origins: web origins whose pages may call the API (JSON list; none by default).
         relay_interval: seconds between looks at the outbox when no local commit wakes the relay.
         otlp_endpoint: where traces go by OTLP over HTTP (`http://host:4318/v1/traces`); unset: no tracing.
         trace_ratio: share of the traces beginning here that are kept.
@@ -92,6 +104,8 @@ class ServiceSettings(BaseSettings):
     kafka_username: str | None = None
     kafka_password: SecretStr | None = None
     jwt_issuers: list[JwtIssuer] = []
+    rate_limit: str = Field(default="6000/minute", pattern=r"^([1-9]\d{0,6}/(second|minute|hour))?$")
+    cors_origins: list[Annotated[str, Field(pattern=r"^https?://[a-z0-9.-]+(:\d{1,5})?$")]] = []
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=8100, ge=0, le=65535)
@@ -140,6 +154,23 @@ class ServiceSettings(BaseSettings):
         except OSError as error:  # SSLError too: a file that holds no certificate
             raise ValueError(f"PIN_KAFKA_*_FILE: {error.strerror or error}") from None
         return self
+
+    @model_validator(mode="after")
+    def _keys_and_pages_come_encrypted(self) -> "ServiceSettings":
+        if self.env == "development":
+            return self
+        if any((issuer.jwks_url or "https:").startswith("http:") for issuer in self.jwt_issuers):
+            raise ValueError("PIN_JWT_ISSUERS: jwks_url must be https unless PIN_ENV=development")
+        if any(origin.startswith("http:") for origin in self.cors_origins):
+            raise ValueError("PIN_CORS_ORIGINS: an origin must be https unless PIN_ENV=development")
+        return self
+
+    @field_validator("jwt_issuers")
+    @classmethod
+    def _names_each_issuer_once(cls, value: list[JwtIssuer]) -> list[JwtIssuer]:
+        if len({issuer.issuer for issuer in value}) != len(value):
+            raise ValueError("an issuer is named twice")
+        return value
 
     @property
     def kafka(self) -> KafkaAddress:

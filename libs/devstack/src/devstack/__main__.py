@@ -151,7 +151,7 @@ def _token(_: argparse.Namespace) -> int:
     token = DevelopmentIssuer.load(HOME).token(
         _uuid(wanted) if wanted else tenant(0),
         subject=os.environ.get("SUB") or "developer",
-        roles=(os.environ.get("ROLES") or "MANAGER").split(","),
+        roles=[role.strip() for role in (os.environ.get("ROLES") or "MANAGER").split(",")],
         scope=os.environ.get("SCOPE") or EVERYTHING,
     )
     print(token)

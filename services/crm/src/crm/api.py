@@ -9,12 +9,15 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request, Response
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from sqlalchemy import RowMapping
 
 from chassis.clock import Clock
-from chassis.web import Call, ErrorAnswer, reading, writing
+from chassis.preconditions import entity_tag
+from chassis.problems import ErrorAnswer
+from chassis.web import Call, IfMatch, Keyset, Router, reading, writing
 from crm import commands, queries
 from crm.domain import (
     CLOSES,
@@ -40,6 +43,8 @@ ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
     StepTransitionRefused: ErrorAnswer(409, "step_transition_refused"),
 }
 DEEPEST: Final = 32
+DEALS: Final = Keyset("deals", UUID)
+"""The order of the list of deals: ids are made in time order, the newest comes first."""
 
 
 def _storable(value: Any, depth: int = 0) -> Any:
@@ -108,7 +113,7 @@ class DealPage(_Body):
     """Deals, newest first; `next` goes into `after` for the following page."""
 
     items: list[DealView]
-    next: UUID | None
+    next: str | None
 
 
 class StepView(_Body):
@@ -138,67 +143,89 @@ class StepAdded(_Body):
     status: StepStatus
 
 
-router = APIRouter(prefix="/v1/deals", tags=["deals"])
+router = Router(prefix="/v1/deals", tags=["deals"])
 
 
 @router.post("", status_code=201)
-async def open_deal(request: Request, body: OpenDeal, call: Annotated[Call, writing(WRITE)]) -> DealView:
+async def open_deal(
+    request: Request, response: Response, body: OpenDeal, call: Annotated[Call, writing(WRITE)]
+) -> DealView:
     """Open a deal."""
     deal = await commands.open_deal(call.session, body.title, await _by(request, call))
-    return DealView.model_validate(await queries.get_deal(call.session, deal.id))
+    response.headers["location"] = f"/v1/deals/{deal.id}"
+    return _tagged(response, await queries.get_deal(call.session, deal.id))
 
 
 @router.get("")
 async def list_deals(
     call: Annotated[Call, reading(READ)],
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    after: UUID | None = None,
+    after: str | None = None,
     status: DealStatus | None = None,
 ) -> DealPage:
     """List deals of the caller's tenant, newest first."""
-    rows = await queries.list_deals(call.session, limit=limit + 1, after=after, status=status)
-    items = [DealView.model_validate(row) for row in rows[:limit]]
-    return DealPage(items=items, next=items[-1].id if len(rows) > limit else None)
+    position = DEALS.position(after)
+    rows = await queries.list_deals(
+        call.session, limit=limit + 1, after=position[0] if position else None, status=status
+    )
+    page = DEALS.page(rows, limit, lambda row: (row["id"],))
+    return DealPage(items=[DealView.model_validate(row) for row in page.items], next=page.next)
 
 
 @router.get("/{deal_id}")
-async def get_deal(deal_id: UUID, call: Annotated[Call, reading(READ)]) -> DealView:
+async def get_deal(response: Response, deal_id: UUID, call: Annotated[Call, reading(READ)]) -> DealView:
     """Return one deal."""
-    return DealView.model_validate(await queries.get_deal(call.session, deal_id))
+    return _tagged(response, await queries.get_deal(call.session, deal_id))
 
 
 @router.get("/{deal_id}/timeline")
-async def get_timeline(deal_id: UUID, call: Annotated[Call, reading(READ)]) -> TimelineView:
-    """Return the tab «Ход сделки»."""
-    rows = await queries.get_timeline(call.session, deal_id)
+async def get_timeline(response: Response, deal_id: UUID, call: Annotated[Call, reading(READ)]) -> TimelineView:
+    """Return the tab «Ход сделки»; its ETag is the deal's."""
+    version, rows = await queries.get_timeline(call.session, deal_id)
+    response.headers["etag"] = entity_tag(version)
     return TimelineView(items=[StepView.model_validate(row) for row in rows])
 
 
 @router.post("/{deal_id}/timeline", status_code=201)
-async def add_step(request: Request, deal_id: UUID, body: AddStep, call: Annotated[Call, writing(WRITE)]) -> StepAdded:
+async def add_step(
+    request: Request,
+    response: Response,
+    deal_id: UUID,
+    body: AddStep,
+    expected: IfMatch,
+    call: Annotated[Call, writing(WRITE)],
+) -> StepAdded:
     """Add a step; a closer closes the oldest open step that it is paired with."""
     if body.type in CLOSES and body.due_at is not None:
         raise ValidationError(f"{body.type} closes a step and takes no dueAt")
     new = commands.NewStep(body.type, body.occurred_at, body.due_at, body.payload)
-    step = await commands.add_step(call.session, deal_id, new, await _by(request, call))
+    step = await commands.add_step(call.session, deal_id, new, await _by(request, call), expected)
+    _tagged(response, await queries.get_deal(call.session, deal_id))
     return StepAdded(id=step.id, status=step.status)
 
 
 @router.post("/{deal_id}/complete")
-async def complete_deal(request: Request, deal_id: UUID, call: Annotated[Call, writing(WRITE)]) -> DealView:
+async def complete_deal(
+    request: Request, response: Response, deal_id: UUID, expected: IfMatch, call: Annotated[Call, writing(WRITE)]
+) -> DealView:
     """Complete a deal; what is still open in its timeline is closed with it."""
-    return await _end(request, deal_id, DealStatus.COMPLETED, call)
+    await commands.end_deal(call.session, deal_id, DealStatus.COMPLETED, await _by(request, call), expected)
+    return _tagged(response, await queries.get_deal(call.session, deal_id))
 
 
 @router.post("/{deal_id}/cancel")
-async def cancel_deal(request: Request, deal_id: UUID, call: Annotated[Call, writing(WRITE)]) -> DealView:
+async def cancel_deal(
+    request: Request, response: Response, deal_id: UUID, expected: IfMatch, call: Annotated[Call, writing(WRITE)]
+) -> DealView:
     """Cancel a deal; what is still open in its timeline is closed with it."""
-    return await _end(request, deal_id, DealStatus.CANCELLED, call)
+    await commands.end_deal(call.session, deal_id, DealStatus.CANCELLED, await _by(request, call), expected)
+    return _tagged(response, await queries.get_deal(call.session, deal_id))
 
 
-async def _end(request: Request, deal_id: UUID, status: DealStatus, call: Call) -> DealView:
-    await commands.end_deal(call.session, deal_id, status, await _by(request, call))
-    return DealView.model_validate(await queries.get_deal(call.session, deal_id))
+def _tagged(response: Response, deal: RowMapping) -> DealView:
+    """Return a deal as its page shows it, and its version as the answer's ETag."""
+    response.headers["etag"] = entity_tag(deal["version"])
+    return DealView.model_validate(deal)
 
 
 async def _by(request: Request, call: Call) -> commands.By:

@@ -12,6 +12,7 @@ from chassis.clock import Clock, DatabaseClock
 from chassis.consumers import admin
 from chassis.consumers.lag import LagWatch
 from chassis.db import Database
+from chassis.idempotency import IdempotencyKeys
 from chassis.identity import TokenVerifier
 from chassis.job_records import JobRecords
 from chassis.jobs import JobDriver
@@ -88,6 +89,9 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
         background=Background(loops, registry),
         ready={"database": api_database.ping, "kafka": kafka_is_ready},
         on_close=[close],
+        idempotency=IdempotencyKeys(SCHEMA),
+        rate_limit=settings.rate_limit,
+        cors_origins=settings.cors_origins,
         state={
             "api_database": api_database,
             "system_database": system,

@@ -16,6 +16,7 @@ from chassis.ids import new_id
 from chassis.instants import rfc3339
 from chassis.jobs import Run
 from chassis.outbox import Cause, Outbox
+from chassis.preconditions import ANY_VERSION, Precondition
 from crm import repository
 from crm.domain import (
     CLOSES,
@@ -71,15 +72,19 @@ async def open_deal(session: AsyncSession, title: str, by: By) -> Deal:
     return deal
 
 
-async def add_step(session: AsyncSession, deal_id: UUID, new: NewStep, by: By) -> TimelineStep:
+async def add_step(
+    session: AsyncSession, deal_id: UUID, new: NewStep, by: By, expected: Precondition = ANY_VERSION
+) -> TimelineStep:
     """Append a step to a deal's timeline; a closer closes the oldest open step of its pair.
 
     Raises:
         DealNotFound: no such deal in the caller's tenant.
         DealNotActive: the deal has ended.
         NoOpenStep: a closer came and nothing is open that it could close.
+        PreconditionFailed: the deal is not at the expected version.
     """
     deal = await repository.get_deal_for_update(session, deal_id)
+    expected.check(deal.version)
     step = TimelineStep(
         id=new_id(),
         deal_id=deal.id,
@@ -103,14 +108,18 @@ async def add_step(session: AsyncSession, deal_id: UUID, new: NewStep, by: By) -
     return step
 
 
-async def end_deal(session: AsyncSession, deal_id: UUID, status: DealStatus, by: By) -> Deal:
+async def end_deal(
+    session: AsyncSession, deal_id: UUID, status: DealStatus, by: By, expected: Precondition = ANY_VERSION
+) -> Deal:
     """Complete or cancel a deal and close its open steps in the same transaction.
 
     Raises:
         DealNotFound: no such deal in the caller's tenant.
         DealNotActive: it has ended already.
+        PreconditionFailed: it is not at the expected version.
     """
     deal = await repository.get_deal_for_update(session, deal_id)
+    expected.check(deal.version)
     open_steps = await repository.find_open_steps_for_update(session, deal_id)
     events = deal.end(status, open_steps, by.now)
     await _settle(session, deal, events, f"deal.{status.lower()}", {"closedSteps": len(open_steps)}, by)

@@ -49,11 +49,12 @@ async def list_deals(
     return found.mappings().all()
 
 
-async def get_timeline(session: AsyncSession, deal_id: UUID) -> Sequence[RowMapping]:
-    """Return the tab «Ход сделки» of a deal: its steps in order, the overdue ones with their icon.
+async def get_timeline(session: AsyncSession, deal_id: UUID) -> tuple[int, Sequence[RowMapping]]:
+    """Return the deal's version and its tab «Ход сделки»: the steps in order, the overdue ones with their icon.
 
     Raises:
         DealNotFound: the caller's tenant has no such deal.
     """
-    await get_deal(session, deal_id)
-    return (await session.execute(_TIMELINE, {"id": deal_id, "icon": OVERDUE_ICON})).mappings().all()
+    deal = await get_deal(session, deal_id)
+    steps = await session.execute(_TIMELINE, {"id": deal_id, "icon": OVERDUE_ICON})
+    return deal["version"], steps.mappings().all()

@@ -23,6 +23,7 @@ from sqlalchemy.orm import registry
 from chassis.audit import audit_seal_table, audit_table
 from chassis.batching import job_poison_table
 from chassis.consumers.tables import dead_letter_table, inbox_table, parked_key_table
+from chassis.idempotency import idempotency_table
 from chassis.job_records import job_control_table, job_run_table
 from chassis.outbox import outbox_parked_key_table, outbox_table
 from crm.domain import EARLIEST, LATEST, Deal, DealStatus, DealTimelineEventType, StepStatus, TimelineStep
@@ -109,6 +110,7 @@ job_run = job_run_table(metadata)
 inbox = inbox_table(metadata)
 dead_letter = dead_letter_table(metadata)
 parked_key = parked_key_table(metadata)
+idempotency_key = idempotency_table(metadata)
 
 mapper.map_imperatively(Deal, deals)
 mapper.map_imperatively(TimelineStep, steps)
