@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 from zlib import crc32
@@ -32,6 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from chassis.contracts.checker import ContractBreach, ContractChecker
 from chassis.db import COPY_NULL, copy_bytes, copy_lines, copy_text, mark_emitted
 from chassis.ids import derived_event_id, new_id
 from chassis.instants import rfc3339
@@ -120,20 +122,11 @@ def envelope(message: Message, cause: Cause) -> dict[str, str]:
     Raises:
         ValueError: `occurred_at` is naive.
     """
-    event = message.event
-    headers = {
-        "content-type": "application/json",
-        "ce_specversion": "1.0",
-        "ce_id": str(message.event_id),
-        "ce_source": event.source,
-        "ce_type": event.type,
-        "ce_time": rfc3339(message.occurred_at),
-        "ce_subject": message.aggregate_id or message.key,
-        "ce_aggregatetype": event.aggregate_type,
-        "ce_contractversion": str(event.contract_version),
-        "ce_eventclass": event.event_class,
-        "ce_correlationid": cause.correlation_id,
-    }
+    headers = _same_for_all(message.event).copy()
+    headers["ce_id"] = str(message.event_id)
+    headers["ce_time"] = rfc3339(message.occurred_at)
+    headers["ce_subject"] = message.aggregate_id or message.key
+    headers["ce_correlationid"] = cause.correlation_id
     if message.sequence is not None:
         headers["ce_sequence"] = str(message.sequence)
     if message.tenant_id is not None:
@@ -142,6 +135,19 @@ def envelope(message: Message, cause: Cause) -> dict[str, str]:
         headers["ce_causationid"] = str(cause.causation_id)
     inject_trace(headers)
     return headers
+
+
+@lru_cache(maxsize=256)
+def _same_for_all(event: EventType) -> dict[str, str]:
+    return {
+        "content-type": "application/json",
+        "ce_specversion": "1.0",
+        "ce_source": event.source,
+        "ce_type": event.type,
+        "ce_aggregatetype": event.aggregate_type,
+        "ce_contractversion": str(event.contract_version),
+        "ce_eventclass": event.event_class,
+    }
 
 
 def outbox_table(metadata: MetaData) -> Table:
@@ -201,10 +207,12 @@ class Outbox:
 
     Args:
         schema: the service's Postgres schema.
+        checker: judges every event by its contract; None: nothing is judged (chassis's own events are judged in tests).
     """
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, checker: ContractChecker | None = None) -> None:
         self._table = f"{schema}.outbox"
+        self._checker = checker
 
     async def emit(self, session: AsyncSession, messages: Sequence[Message], cause: Cause) -> None:
         """Write events in the session's transaction, in the given order, with one statement.
@@ -216,14 +224,29 @@ class Outbox:
                 handling it twice gives the same ids.
 
         Raises:
-            MessageRefused: an event can't be encoded or is too large; nothing is written.
+            MessageRefused: an event breaks its contract, can't be encoded or is too large; nothing is written.
         """
         if not messages:
             return
         if cause.causation_id is not None:
             messages = [_derived(session, message, cause.causation_id) for message in messages]
-        await copy_lines(session, self._table, _COLUMNS, [_line(message, cause) for message in messages])
+        await copy_lines(session, self._table, _COLUMNS, [self._line(message, cause) for message in messages])
         mark_emitted(session)
+
+    def _line(self, message: Message, cause: Cause) -> str:
+        event = message.event
+        try:
+            headers = envelope(message, cause)
+            line = _line(message, cause, headers)
+            if self._checker is not None:
+                self._checker.check(event.topic, event.type, headers, message.payload)
+        except ContractBreach as error:
+            raise MessageRefused(f"{message.event_id}: {error}") from error
+        except MessageRefused:
+            raise
+        except (TypeError, ValueError) as error:
+            raise MessageRefused(f"{event.type} {message.event_id} can't be encoded: {error}") from error
+        return line
 
 
 def _derived(session: AsyncSession, message: Message, causation_id: UUID) -> Message:
@@ -233,15 +256,12 @@ def _derived(session: AsyncSession, message: Message, causation_id: UUID) -> Mes
     return replace(message, event_id=derived_event_id(causation_id, message.event.type, ordinal))
 
 
-def _line(message: Message, cause: Cause) -> str:
+def _line(message: Message, cause: Cause, envelope_headers: dict[str, str]) -> str:
     """Return a message as a line of COPY's text format, in the order of _COLUMNS."""
     event = message.event
-    try:
-        payload = _encoded(message.payload)
-        headers = orjson.dumps(envelope(message, cause)).decode()
-        size = len(message.key.encode()) + len(payload) + len(headers.encode())
-    except (TypeError, ValueError) as error:
-        raise MessageRefused(f"{event.type} {message.event_id} can't be encoded: {error}") from error
+    payload = _encoded(message.payload)
+    headers = orjson.dumps(envelope_headers).decode()
+    size = len(message.key.encode()) + len(payload) + len(headers.encode())
     if "\0" in message.key or "\\u0000" in headers:
         raise MessageRefused(f"{event.type} {message.event_id} has a NUL in its key or envelope")
     if size > MAX_RECORD_BYTES:

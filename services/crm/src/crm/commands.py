@@ -11,7 +11,10 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+import crm
 from chassis.audit import Audit, AuditRecord
+from chassis.contracts import contract_of
+from chassis.contracts.checker import ContractChecker
 from chassis.ids import new_id
 from chassis.instants import rfc3339
 from chassis.jobs import Run
@@ -38,7 +41,7 @@ from crm.tables import SCHEMA
 Cursor = tuple[datetime, UUID]
 """(due time, id) of the last row of a batch: where the next batch of the cycle goes on."""
 
-OUTBOX: Final = Outbox(SCHEMA)
+OUTBOX: Final = Outbox(SCHEMA, ContractChecker.of(contract_of(crm.__file__)))
 AUDIT: Final = Audit(SCHEMA)
 
 

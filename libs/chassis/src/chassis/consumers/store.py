@@ -22,6 +22,7 @@ from chassis.messaging import Received
 from chassis.outbox import Cause, Message, Outbox
 from chassis.platform_events import QuarantinedPayload, quarantined
 
+Disposition = Literal["quarantine", "refused", "exhausted", "parked"]
 MOST_PARKED_KEYS: Final = 1000
 MOST_RECORDS_PER_KEY: Final = 1000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -68,7 +69,7 @@ class Letter:
     envelope: Envelope | None
     type: str | None
     fault: Fault
-    disposition: str
+    disposition: Disposition
     attempts: int
     first_failed_at: datetime
     last_failed_at: datetime

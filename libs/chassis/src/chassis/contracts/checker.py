@@ -64,12 +64,12 @@ class ContractChecker:
         if judge is None:
             raise ContractBreach(f"{type}: no contract declares it on {topic}")
         try:
-            value = orjson.loads(payload) if isinstance(payload, bytes) else dict(payload)
+            value = orjson.loads(payload) if isinstance(payload, bytes) else payload
         except orjson.JSONDecodeError:
             raise ContractBreach(
                 f"{type} on {topic} breaks its contract: payload: not JSON"
             ) from None  # it has the text
-        if found := judge.breaches(dict(headers), value):
+        if found := judge.breaches(headers, value):
             raise ContractBreach(f"{type} on {topic} breaks its contract: {'; '.join(found[:MOST_TOLD])}")
 
 
@@ -80,7 +80,7 @@ class _Judge:
         self._headers = jsonschema_rs.Draft202012Validator(closed(message.headers), validate_formats=True)
         self._payload = jsonschema_rs.Draft202012Validator(closed(message.payload), validate_formats=True)
 
-    def breaches(self, headers: dict[str, str], payload: Any) -> list[str]:
+    def breaches(self, headers: Mapping[str, str], payload: Any) -> list[str]:
         """Return `part.place: rule` per breach."""
         parts = (("headers", self._headers, headers), ("payload", self._payload, payload))
         return [
