@@ -207,7 +207,7 @@ async def test_a_sealed_row_is_announced_in_the_same_transaction(scene: Scene, a
     first, second = await admin.fetch("select * from crm.outbox order by id")
     (link, _) = await chain(admin)
     assert orjson.loads(first["payload"]) == {
-        "auditId": 1, "sequence": 1, "occurredAt": "2026-11-30T09:00:00Z", "actor": "user-1", "action": "thing.moved",
+        "auditId": "1", "sequence": 1, "occurredAt": "2026-11-30T09:00:00Z", "actor": "user-1", "action": "thing.moved",
         "entityType": "thing", "entityId": str(UUID(int=1)), "tenantId": str(TENANT), "correlationId": "req-1",
         "details": {"rank": 1}, "previousHash": "00" * 32, "hash": link["hash"].hex(),
     }  # fmt: skip

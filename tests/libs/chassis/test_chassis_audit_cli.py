@@ -19,7 +19,7 @@ from crm.app import build
 from crm.settings import CrmSettings
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMAND = ServiceCommand(name="crm", settings=CrmSettings, build=build, package_file=crm.__file__)
+COMMAND = ServiceCommand(name="crm", settings=CrmSettings, build=build, package_file=crm.__file__, schema="crm")
 INSERT = """
 insert into crm.audit_log (occurred_at, actor, action, entity_type, entity_id, correlation_id, details)
 select '2026-11-30 09:00+00', 'user-1', 'deal.opened', 'deal', gen_random_uuid(), 'req', '{}' from generate_series(1, 5)

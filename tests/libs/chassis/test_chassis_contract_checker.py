@@ -105,7 +105,7 @@ def test_a_payload_that_is_no_object_is_a_breach(checker: ContractChecker, examp
 
 def test_events_of_chassis_fit_the_envelope_of_their_contract(checker: ContractChecker):
     aside = {
-        "consumer": "pin.crm.hold-answers", "topic": "t", "partition": 0, "offset": 0, "disposition": "parked",
+        "consumer": "pin.crm.hold-answers", "topic": "t", "partition": 0, "offset": 0, "disposition": "exhausted",
         "errorClass": "KeyError", "errorCode": "handler", "deadLetterId": str(uuid4()), "eventId": None,
         "subjectId": None,
     }  # fmt: skip

@@ -24,4 +24,12 @@ async def make(admin: "asyncpg.Connection[Any]", tenant: UUID) -> Mapping[str, A
         deal,
         tenant,
     )
-    return {"deal_id": deal}
+    letter = uuid4()
+    await admin.execute(
+        "insert into crm.dead_letter (id, consumer, topic, partition, record_offset, recorded_at, parking_key, headers,"
+        " error_class, error_code, error, attempts, first_failed_at, last_failed_at, disposition)"
+        " values ($1, 'pin.crm.test', 't', 0, 0, '2026-11-01T00:00:00Z', '', '[]', 'Unreadable', 'not_json', '', 1,"
+        " '2026-11-01T00:00:00Z', '2026-11-01T00:00:00Z', 'quarantine')",
+        letter,
+    )
+    return {"deal_id": deal, "letter_id": letter, "name": "timeline-overdue"}

@@ -7,10 +7,10 @@ platform-admin and stand in no published OpenAPI document: jobs have no public A
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from uuid import UUID, uuid5
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
@@ -19,8 +19,21 @@ from chassis.clock import Clock
 from chassis.ids import EVENTS_NAMESPACE
 from chassis.job_records import JobRecords
 from chassis.jobs import DailyAt, Job
-from chassis.problems import Problem
-from chassis.web import Call, operating
+from chassis.web import Call, ErrorAnswer, Router, operating
+
+
+class JobNotFound(Exception):
+    """The service has no job of this name."""
+
+
+class JobPaused(Exception):
+    """The job is paused; it has to be resumed before it can be run."""
+
+
+ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
+    JobNotFound: ErrorAnswer(404, "job_not_found"),
+    JobPaused: ErrorAnswer(409, "job_paused"),
+}
 
 
 class _Wire(BaseModel):
@@ -75,7 +88,7 @@ class JobList(_Wire):
     items: list[JobView]
 
 
-def router(service: str, schema: str, jobs: Sequence[Job]) -> APIRouter:
+def router(service: str, schema: str, jobs: Sequence[Job]) -> Router:
     """Return the routes under /v1/admin/jobs.
 
     Args:
@@ -83,7 +96,7 @@ def router(service: str, schema: str, jobs: Sequence[Job]) -> APIRouter:
         schema: the service's schema.
         jobs: the jobs that the service declares.
     """
-    routes = APIRouter(prefix="/v1/admin/jobs", tags=["jobs"], include_in_schema=False)
+    routes = Router(prefix="/v1/admin/jobs", tags=["jobs"], include_in_schema=False)
     desk = _Desk(schema, jobs)
     read, operate = f"{service}:jobs:read", f"{service}:jobs:operate"
 
@@ -92,20 +105,20 @@ def router(service: str, schema: str, jobs: Sequence[Job]) -> APIRouter:
         """List the service's jobs."""
         return JobList(items=await desk.views(request, call, list(desk.jobs)))
 
-    @routes.post("/{name}/pause", response_model=JobView)
+    @routes.post("/{name}/pause")
     async def pause_job(
         request: Request, name: str, body: PauseOrder, call: Annotated[Call, operating(operate)]
-    ) -> JobView | Problem:
+    ) -> JobView:
         """Skip the job's ticks from now on; a running cycle ends as usual. Pausing twice changes nothing."""
         return await desk.pause(request, call, name, body.reason)
 
-    @routes.post("/{name}/resume", response_model=JobView)
-    async def resume_job(request: Request, name: str, call: Annotated[Call, operating(operate)]) -> JobView | Problem:
+    @routes.post("/{name}/resume")
+    async def resume_job(request: Request, name: str, call: Annotated[Call, operating(operate)]) -> JobView:
         """Run the job again from its next tick on."""
         return await desk.resume(request, call, name)
 
-    @routes.post("/{name}/run", response_model=JobView, status_code=202)
-    async def run_job(request: Request, name: str, call: Annotated[Call, operating(operate)]) -> JobView | Problem:
+    @routes.post("/{name}/run", status_code=202)
+    async def run_job(request: Request, name: str, call: Annotated[Call, operating(operate)]) -> JobView:
         """Have one process run the job as soon as it rests (within seconds)."""
         return await desk.run(request, call, name)
 
@@ -121,30 +134,31 @@ class _Desk:
         self._records = JobRecords(schema)
         self._audit = Audit(schema)
 
-    async def pause(self, request: Request, call: Call, name: str, reason: str) -> JobView | Problem:
-        if name not in self.jobs:
-            return _unknown(name)
+    async def pause(self, request: Request, call: Call, name: str, reason: str) -> JobView:
+        self._require(name)
         now = await _now(request, call)
         if await self._records.pause(call.session, name, now, call.principal.subject, reason):
             await self._note(call, now, name, "job.paused", {"reason": reason})
         return await self._view(request, call, name)
 
-    async def resume(self, request: Request, call: Call, name: str) -> JobView | Problem:
-        if name not in self.jobs:
-            return _unknown(name)
+    async def resume(self, request: Request, call: Call, name: str) -> JobView:
+        self._require(name)
         if await self._records.resume(call.session, name):
             await self._note(call, await _now(request, call), name, "job.resumed", {})
         return await self._view(request, call, name)
 
-    async def run(self, request: Request, call: Call, name: str) -> JobView | Problem:
-        if name not in self.jobs:
-            return _unknown(name)
+    async def run(self, request: Request, call: Call, name: str) -> JobView:
+        self._require(name)
         now = await _now(request, call)
         if await self._records.request_run(call.session, name, now, call.principal.subject):
             await self._note(call, now, name, "job.run-requested", {})
         elif await self._records.find_pause(call.session, name):
-            return Problem(409, "job_paused", f"the job {name} is paused; resume it first")
+            raise JobPaused(f"the job {name} is paused; resume it first")
         return await self._view(request, call, name)
+
+    def _require(self, name: str) -> None:
+        if name not in self.jobs:
+            raise JobNotFound(f"there is no job {name[:100]}")
 
     async def _view(self, request: Request, call: Call, name: str) -> JobView:
         return (await self.views(request, call, [name]))[0]
@@ -165,10 +179,6 @@ class _Desk:
 async def _now(request: Request, call: Call) -> datetime:
     clock: Clock = request.app.state.clock
     return await clock.now(call.session)
-
-
-def _unknown(name: str) -> Problem:
-    return Problem(404, "job_not_found", f"there is no job {name[:100]}")
 
 
 def _view(job: Job, row: dict[str, Any], now: datetime) -> JobView:

@@ -38,7 +38,7 @@ class AuditRecordedPayload(TypedDict):
     entityId: str
     tenantId: str | None
     correlationId: str
-    details: Any
+    details: dict[str, Any]
     previousHash: str
     hash: str
 

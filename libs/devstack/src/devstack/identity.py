@@ -14,7 +14,10 @@ from joserfc.jwk import OKPKey
 ISSUER: Final = "pin-devstack"
 AUDIENCE: Final = "pin"
 ALGORITHM: Final = "Ed25519"
-EVERYTHING: Final = "crm:deals:read crm:deals:write"
+EVERYTHING: Final = " ".join(
+    f"crm:{what}"
+    for what in ("deals:read", "deals:write", "jobs:read", "jobs:operate", "dead-letters:read", "dead-letters:operate")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
         routers=[api.router, job_admin.router("crm", SCHEMA, declared), admin.router("crm", SCHEMA)]
         if "api" in roles
         else [],
-        errors=api.ERRORS | admin.ERRORS,
+        errors=api.ERRORS | admin.ERRORS | job_admin.ERRORS,
         background=Background(loops, registry),
         ready={"database": api_database.ping, "kafka": kafka_is_ready},
         on_close=[close],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final, cast
 from uuid import UUID, uuid5
 
 import asyncpg
@@ -194,7 +194,7 @@ class AuditSealer:
             "entityId": str(row["entity_id"]),
             "tenantId": None if tenant is None else str(tenant),
             "correlationId": link.correlation_id,
-            "details": orjson.Fragment(row["details"]) if details is None else details,
+            "details": cast("dict[str, Any]", orjson.Fragment(row["details"])) if details is None else details,
             "previousHash": link.previous.hex(),
             "hash": link.hash.hex(),
         }

@@ -1,4 +1,7 @@
-"""HTTP routes and command line of dead letters; both call `DeadLetters` and say the same."""
+"""HTTP routes and command line of dead letters; both call `DeadLetters` and say the same.
+
+The routes are for the role platform-admin and stand in no published OpenAPI document, as those of jobs.
+"""
 
 import argparse
 import getpass
@@ -7,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
 import orjson
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
@@ -15,7 +18,7 @@ from chassis.clock import Clock
 from chassis.consumers.dead_letters import By, DeadLetterNotFound, DeadLetterResolved, DeadLetters, Filter
 from chassis.db import Database
 from chassis.ids import new_id
-from chassis.web import Call, ErrorAnswer, operating
+from chassis.web import Call, ErrorAnswer, Router, operating
 
 ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
     DeadLetterNotFound: ErrorAnswer(404, "dead_letter_not_found"),
@@ -90,7 +93,7 @@ class DiscardRequest(_View):
     reason: str = Field(min_length=1, max_length=500, pattern=r"^[^\x00]+$")
 
 
-def router(service: str, schema: str) -> APIRouter:
+def router(service: str, schema: str) -> Router:
     """Return the routes /v1/admin/dead-letters of a service.
 
     Args:
@@ -99,7 +102,7 @@ def router(service: str, schema: str) -> APIRouter:
     """
     read, operate = f"{service}:dead-letters:read", f"{service}:dead-letters:operate"
     letters = DeadLetters(schema)
-    routes = APIRouter(prefix="/v1/admin/dead-letters", tags=["operation"])
+    routes = Router(prefix="/v1/admin/dead-letters", tags=["operation"], include_in_schema=False)
 
     @routes.get("")
     async def list_dead_letters(
