@@ -48,6 +48,7 @@ class ConsumerLoop:
         self._address = address
         self._metrics = handling.metrics
         self._working = asyncio.Lock()
+        self._turn = Stop()
         self._paused: dict[Place, float] = {}
 
     async def run(self, stop: Stop) -> None:
@@ -93,7 +94,8 @@ class ConsumerLoop:
         async with self._working:
             assigned = reader.assigned()
             ours = [record for record in records if record.place in assigned]
-            progress = await self._batches.take(ours, stop) if ours else None
+            self._turn = stop.child()
+            progress = await self._batches.take(ours, self._turn) if ours else None
             if progress is None:
                 return
             for place in progress.behind:
@@ -130,7 +132,8 @@ class ConsumerLoop:
             await reader.close()
 
     async def _finish_batch(self) -> None:
-        """Let the batch in hand commit before its partitions go to another member."""
+        """Let the batch in hand commit before its partitions go to another member; what fails is left to that one."""
+        self._turn.request()
         try:
             async with asyncio.timeout(REVOCATION_SECONDS), self._working:
                 return
