@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain, repeat
 from typing import Final
 
 import structlog
@@ -99,7 +100,7 @@ class Batches:
             item = self._handling.read(record)
         except Exception as error:
             # A parser that raises what no parser should would stop the partition for ever.
-            log.exception("parser failed", consumer=self._group, topic=record.topic)
+            log.error("parser failed", consumer=self._group, topic=record.topic, **_shown(error))  # noqa: TRY400 - no values
             item = Item(record, parking_key(record), problem=unparsable(error))
         item.attempts, item.first_failed_at = self._tried.get((record.place, record.offset), (0, None))
         return item
@@ -108,7 +109,7 @@ class Batches:
         """Go round the records until none is left; return the unresolved ones, and the partitions that are full."""
         deadline = time.monotonic() + LONGEST_ONE_BY_ONE
         left, full = list(items), set[Place]()
-        for pause in (*self._pauses, *[self._pauses[-1]] * len(items)):
+        for pause in chain(self._pauses, repeat(self._pauses[-1])):
             left = await self._round(left, full, deadline, stop)
             waiting = [item for item in left if item.record.place not in full]
             if not waiting or time.monotonic() > deadline or await stop.wait(pause):
