@@ -1,4 +1,4 @@
-"""Batches on Postgres: once in effect, in the order of each key, whatever fails, and nothing counted that isn't owed."""
+"""Batches on Postgres: once in effect, in the order of each key, and nothing counted that isn't owed."""
 
 import asyncio
 from collections.abc import Callable
@@ -225,7 +225,7 @@ class TestHandlerFailures:
     async def test_more_slow_handlers_than_the_time_allows_are_parked_all_the_same(
         self, batches: Batches, desk: Desk, tape: Tape, system: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Attempts that were counted are not forgotten when the batch is read again; else they'd start anew for ever."""
+        """Attempts are not forgotten when the batch is read again; else they'd start anew for ever."""
         monkeypatch.setattr(batches_module, "BATCH_SECONDS", 0.1)
         monkeypatch.setattr(batches_module, "RECORD_SECONDS", 0.1)
         monkeypatch.setattr(batches_module, "LONGEST_ONE_BY_ONE", 0.35)

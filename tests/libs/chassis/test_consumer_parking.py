@@ -137,7 +137,9 @@ async def test_what_turns_out_refused_or_unreadable_while_draining_lets_its_key_
     assert await written(system) == [("k", 1), ("k", 3)]
     assert [d for d, _ in await letters(system)] == ["exhausted", kind, "parked"]
     assert await parked_keys(admin) == 0
-    events = await admin.fetch("select convert_from(payload, 'utf8')::jsonb ->> 'disposition' from crm.outbox order by id")
+    events = await admin.fetch(
+        "select convert_from(payload, 'utf8')::jsonb ->> 'disposition' from crm.outbox order by id"
+    )
     assert [event[0] for event in events] == ["exhausted", kind]
     desk.calls.clear()
     if kind == "refused":  # reading the record again doesn't ask again
@@ -287,7 +289,7 @@ class TestLiveAndDrain:
         admin: Connection,
     ) -> None:
         """Every seventh record fails some times: keys are parked, drained and added to at the same time."""
-        count, left = 240, {}
+        count, left = 120, dict[int, int]()
 
         def sometimes(number: int) -> Callable[[], None]:
             left[number] = 7
@@ -316,26 +318,18 @@ class TestLiveAndDrain:
                     await asyncio.sleep(0)
 
         second = ParkedKeysLoop(batches._handling)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(60):
             await asyncio.gather(live(), drains(loop), drains(second))
-        rows = await admin.fetch("select note, rank from crm.thing order by xmin::text::bigint, ctid")
-        assert len(rows) == count
+        assert sorted(rank for _, rank in await written(system)) == list(range(count))
         for key in range(4):
-            ranks = [row["rank"] for row in await admin.fetch(
-                "select rank from crm.thing where note = $1 order by ctid", f"key {key}")]
-            assert sorted(ranks) == [n for n in range(count) if n % 4 == key]
-        handled = {}
-        for number in desk.calls:
-            handled[number % 4] = handled.get(number % 4, [])
-            handled[number % 4].append(number)
-        for calls in handled.values():
+            calls = [number for number in desk.calls if number % 4 == key]
             final = [n for i, n in enumerate(calls) if n not in calls[i + 1 :]]
             assert final == sorted(final)
         assert not await admin.fetchval("select count(*) from crm.dead_letter where resolved_at is null")
 
 
 async def parked_keys_of(system: Database) -> int:
-    return len(await letters(system, "id")) and sum(1 for (r,) in await letters(system, "resolved_at") if r is None)
+    return [resolution for (resolution,) in await letters(system, "resolution")].count(None)
 
 
 @pytest.mark.req("EVT-111", "EVT-120")

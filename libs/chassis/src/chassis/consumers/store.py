@@ -216,7 +216,8 @@ class Store:
 
 def record_of(row: asyncpg.Record) -> Received:
     """Return the record that a dead letter keeps, byte for byte."""
-    headers: list[list[str | None]] = orjson.loads(row["headers"])
+    kept = row["headers"]  # parsed already on a session's connection, text on a plain one
+    headers: list[list[str | None]] = orjson.loads(kept) if isinstance(kept, str) else kept
     return Received(
         row["topic"],
         row["partition"],
