@@ -1,4 +1,4 @@
-"""Parked keys: drained in order, never overtaken by live records, bounded, and let go in the last record's transaction."""
+"""Parked keys: drained in order, never overtaken by live records, bounded, and let go with their last record."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
