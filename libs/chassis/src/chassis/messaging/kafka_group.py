@@ -26,6 +26,7 @@ LONGEST_BETWEEN_POLLS: Final = 300
 REBALANCE_SECONDS: Final = 60
 """How long the group waits for a member that finishes its batch."""
 LONGEST_CLOSE: Final = 5.0
+LONGEST_COMMIT: Final = 10.0
 log = structlog.get_logger(__name__)
 
 
@@ -110,8 +111,10 @@ class GroupReader:
         if not ours:
             return not offsets
         try:
-            await self._client.commit(ours)
-        except (CommitFailedError, IllegalStateError, RebalanceInProgressError) as error:
+            # The library repeats a retriable error for ever, while a rebalance waits for the batch that is committing.
+            async with asyncio.timeout(LONGEST_COMMIT):
+                await self._client.commit(ours)
+        except (CommitFailedError, IllegalStateError, RebalanceInProgressError, TimeoutError) as error:
             log.warning("offsets not committed", reason=type(error).__name__, partitions=len(ours))
             return False
         except (KafkaError, OSError) as error:
