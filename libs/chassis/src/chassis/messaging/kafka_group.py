@@ -45,7 +45,7 @@ class GroupReader:
     ) -> None:
         self._address = address
         self._client = AIOKafkaConsumer(
-            # The coordinator answers a join when the whole group has come, or after the rebalance time-out. Whoever asks
+            # The coordinator answers a join when the whole group has come, or after the rebalance time-out. Who asks
             # again sooner leaves a member behind that nobody is, and everybody waits for it.
             **address.client_arguments() | {"request_timeout_ms": (REBALANCE_SECONDS + 10) * 1000},
             client_id=group,
