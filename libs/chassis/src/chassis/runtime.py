@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
+from weakref import WeakSet
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -25,6 +26,7 @@ class Stop:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self._children: WeakSet[Stop] = WeakSet()
 
     @property
     def requested(self) -> bool:
@@ -32,8 +34,18 @@ class Stop:
         return self._event.is_set()
 
     def request(self) -> None:
-        """Ask every holder of this object to stop."""
+        """Ask every holder of this object to stop, and of its children."""
         self._event.set()
+        for child in list(self._children):
+            child.request()
+
+    def child(self) -> "Stop":
+        """Return a request that can be made by itself and follows this one."""
+        child = Stop()
+        self._children.add(child)
+        if self.requested:
+            child.request()
+        return child
 
     async def wait(self, seconds: float) -> bool:
         """Wait until stopping is asked for, `seconds` at most; return whether it was."""

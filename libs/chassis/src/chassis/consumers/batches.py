@@ -4,12 +4,12 @@ Each key's records are handled in order. A record that fails holds up its key on
 again, and after the last attempt its key is parked and what comes behind it is put there too.
 """
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import chain, repeat
 from typing import Final
 
 import structlog
@@ -17,9 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.consumers.declaration import Refused
 from chassis.consumers.faults import Fault, ParkingFull, must_wait
-from chassis.consumers.handling import Handling, Item
+from chassis.consumers.handling import Handling, Item, unparsable
+from chassis.consumers.store import parking_key
 from chassis.db import DATABASE_ERRORS
 from chassis.messaging import Place, Received
+from chassis.runtime import Stop
 
 ATTEMPTS: Final = 5
 PAUSES: Final = (0.5, 1.5, 3.0, 5.0)
@@ -68,18 +70,19 @@ class Batches:
         self._pauses = pauses
         self._metrics = handling.metrics
         self._group = handling.consumer.group
+        self._tried: dict[tuple[Place, int], tuple[int, datetime | None]] = {}
 
-    async def take(self, records: Sequence[Received], hurry: Callable[[], bool] = lambda: False) -> Progress:
+    async def take(self, records: Sequence[Received], stop: Stop) -> Progress:
         """Handle a batch; every record is handled, set aside, or reported as unresolved.
 
         Args:
             records: each partition's in the order of offsets.
-            hurry: asked between attempts; once true, what has not been resolved is left unresolved.
+            stop: looked at between attempts; once requested, what has not been resolved is left unresolved.
 
         Raises:
             Waiting: the database or a source is away; what was handled before is in the inbox.
         """
-        items = [self._handling.read(record) for record in records]
+        items = [self._read(record) for record in records]
         ignored = sum(item.handler is None and item.problem is None for item in items)
         try:
             with self._metrics.seconds.labels(self._group).time():
@@ -88,30 +91,48 @@ class Batches:
             await self._wait_if_away(error)
             log.warning("batch failed, one by one", consumer=self._group, records=len(items), **_shown(error))
             self._metrics.batches.labels(self._group, "one_by_one").inc()
-            unresolved, full = await self._one_by_one(items, hurry)
+            unresolved, full = await self._one_by_one(items, stop)
         else:
             self._metrics.batches.labels(self._group, "whole").inc()
             unresolved, full = [], set()
+            for item in items if self._tried else ():
+                self._tried.pop((item.record.place, item.record.offset), None)
         self._metrics.ignored.labels(self._group).inc(ignored)
         return _progress(records, unresolved, full)
 
-    async def _one_by_one(self, items: Sequence[Item], hurry: Callable[[], bool]) -> tuple[list[Item], set[Place]]:
+    def _read(self, record: Received) -> Item:
+        """Read a record; what failed in an earlier batch, and was left there, has not lost its count."""
+        try:
+            item = self._handling.read(record)
+        except Exception as error:
+            # A parser that raises what no parser should would stop the partition for ever.
+            log.error("parser failed", consumer=self._group, topic=record.topic, **_shown(error))  # noqa: TRY400 - no values
+            item = Item(record, parking_key(record), problem=unparsable(error))
+        item.attempts, item.first_failed_at = self._tried.get((record.place, record.offset), (0, None))
+        return item
+
+    async def _one_by_one(self, items: Sequence[Item], stop: Stop) -> tuple[list[Item], set[Place]]:
         """Go round the records until none is left; return the unresolved ones, and the partitions that are full."""
         deadline = time.monotonic() + LONGEST_ONE_BY_ONE
         left, full = list(items), set[Place]()
-        for pause in (*self._pauses, *[self._pauses[-1]] * len(items)):
-            left = await self._round(left, full, lambda: time.monotonic() > deadline or hurry())
+        for pause in chain(self._pauses, repeat(self._pauses[-1])):
+            left = await self._round(left, full, deadline, stop)
             waiting = [item for item in left if item.record.place not in full]
-            if not waiting or await _rested(pause, lambda: time.monotonic() > deadline or hurry()):
+            if not waiting or time.monotonic() > deadline or await stop.wait(pause):
                 break
             self._metrics.retries.labels(self._group).inc(len({item.key for item in waiting}))
         return left, full
 
-    async def _round(self, items: Sequence[Item], full: set[Place], over: Callable[[], bool]) -> list[Item]:
+    async def _round(self, items: Sequence[Item], full: set[Place], deadline: float, stop: Stop) -> list[Item]:
+        """Try each key's first items; those that have failed least come first, lest slow ones starve the others."""
         left: list[Item] = []
         held_up: set[bytes] = set()
+        tried: dict[bytes, int] = {}
         for item in items:
-            if item.key in held_up or item.record.place in full or over():
+            tried.setdefault(item.key, item.attempts)
+        for item in sorted(items, key=lambda item: tried[item.key]):
+            late = time.monotonic() > deadline or stop.requested
+            if late or item.key in held_up or item.record.place in full:
                 left.append(item)
                 continue
             try:
@@ -120,7 +141,9 @@ class Batches:
                 log.warning("nothing more can be parked", consumer=self._group, reason=str(error))
                 full.add(item.record.place)
                 resolved = False
-            if not resolved:
+            if resolved:
+                self._tried.pop((item.record.place, item.record.offset), None)
+            else:
                 held_up.add(item.key)
                 left.append(item)
         return left
@@ -145,6 +168,7 @@ class Batches:
         async with self._transaction() as session:
             now = await self._handling.clock.now(session)
             item.first_failed_at = item.first_failed_at or now
+            self._tried[item.record.place, item.record.offset] = (item.attempts, item.first_failed_at)
             if item.attempts < ATTEMPTS:
                 return False
             letter = self._handling.letter(item, fault, "exhausted", now)
@@ -183,19 +207,11 @@ class Batches:
             ) from error
 
 
-async def _rested(seconds: float, over: Callable[[], bool]) -> bool:
-    """Wait, `seconds` at most; return whether it is over."""
-    until = time.monotonic() + seconds
-    while not over() and time.monotonic() < until:  # noqa: ASYNC110 - two conditions, of which one is a clock
-        await asyncio.sleep(min(0.1, seconds))
-    return over()
-
-
 def _progress(records: Sequence[Received], unresolved: Sequence[Item], full: set[Place]) -> Progress:
     commit = {record.place: record.offset + 1 for record in records}
     behind: set[Place] = set()
-    for item in reversed(unresolved):
-        commit[item.record.place] = item.record.offset
+    for item in unresolved:
+        commit[item.record.place] = min(commit[item.record.place], item.record.offset)
         behind.add(item.record.place)
     return Progress(commit, frozenset(behind), frozenset(full & behind))
 

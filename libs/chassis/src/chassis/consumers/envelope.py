@@ -13,6 +13,17 @@ import orjson
 
 from chassis.messaging import Received
 
+READ: Final = frozenset(
+    {
+        "ce_id", "ce_type", "ce_contractversion", "ce_time", "ce_subject", "ce_sequence", "ce_tenantid",
+        "ce_correlationid", "ce_replayid",
+    }
+)  # fmt: skip
+"""The headers that are looked at; whatever the others hold is nobody's fault."""
+
+LONGEST_ID: Final = 1000
+"""Characters of an id that another system made up: ours travel on in the headers of what handlers emit."""
+
 NOT_A_REPLAY: Final = UUID(int=0)
 """Replay id of an event that is read for the first time."""
 
@@ -57,18 +68,19 @@ class Envelope:
 
 
 def headers_of(record: Received) -> dict[str, str]:
-    """Return a record's headers as text; of a name that comes twice the last counts.
+    """Return those of a record's headers that are READ, as text; of a name that comes twice the last counts.
 
     Raises:
-        Unreadable: a CloudEvents header is not UTF-8.
+        Unreadable: a header that is looked at is not UTF-8.
     """
     found: dict[str, str] = {}
     for name, value in record.headers:
+        if name not in READ:
+            continue
         try:
-            found[name] = value.decode()
+            found[name] = (value or b"").decode()
         except UnicodeDecodeError as error:
-            if name.startswith("ce_"):
-                raise Unreadable("header_malformed", f"{name} is not UTF-8") from error
+            raise Unreadable("header_malformed", f"{name} is not UTF-8") from error
     return found
 
 
@@ -93,10 +105,10 @@ def read_envelope(headers: dict[str, str]) -> Envelope:
         type=type_of(headers),
         version=_required(headers, "ce_contractversion"),
         occurred_at=_instant(_required(headers, "ce_time")),
-        subject=headers.get("ce_subject", ""),
+        subject=_id(headers, "ce_subject"),
         sequence=_sequence(headers.get("ce_sequence")),
         tenant_id=_optional_uuid(headers, "ce_tenantid"),
-        correlation_id=headers.get("ce_correlationid") or str(event_id),
+        correlation_id=_id(headers, "ce_correlationid") or str(event_id),
         replay_id=_optional_uuid(headers, "ce_replayid") or NOT_A_REPLAY,
     )
 
@@ -119,6 +131,13 @@ def _required(headers: dict[str, str], name: str) -> str:
     value = headers.get(name)
     if not value:
         raise Unreadable("header_missing", f"{name} is missing")
+    return value
+
+
+def _id(headers: dict[str, str], name: str) -> str:
+    value = headers.get(name, "")
+    if "\0" in value or len(value) > LONGEST_ID:
+        raise Unreadable("header_malformed", f"{name} is not an id")
     return value
 
 

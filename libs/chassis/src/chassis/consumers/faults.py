@@ -5,11 +5,13 @@
 3. Handler (anything else): tried five times within about ten seconds, then its key is parked.
 """
 
+import asyncio
 import traceback
 from dataclasses import dataclass
 from typing import Final
 
 import asyncpg
+from sqlalchemy.exc import DBAPIError
 
 from chassis.consumers.declaration import Refused, SourceUnavailable
 from chassis.consumers.envelope import Unreadable
@@ -17,15 +19,25 @@ from chassis.db import DATABASE_ERRORS, Database, driver_error, is_infrastructur
 from chassis.messaging import BrokerUnavailable
 
 LONGEST_TEXT: Final = 1000
+PING_SECONDS: Final = 5.0
 TRANSACTION_ROLLBACK: Final = "40"
 """SQLSTATE class of deadlocks and serialization failures: the same statements may well succeed the next time."""
-
-_AMBIGUOUS: Final = (OSError, TimeoutError, asyncpg.InterfaceError)
-"""What a dead connection raises, and a handler's own mistake too."""
 
 
 class HandlerTooSlow(Exception):
     """A handler exceeded its time limit; its transaction was rolled back."""
+
+
+class HandlerCancelled(Exception):
+    """A handler let out the cancellation of something inside it, which nobody had asked us for."""
+
+
+class ConnectionLost(Exception):
+    """The database connection of a transaction died, whatever error told so."""
+
+
+_AMBIGUOUS: Final = (OSError, TimeoutError, asyncpg.InterfaceError, HandlerTooSlow)
+"""What a database that is away causes, and a handler's own mistake too."""
 
 
 class ParkingFull(Exception):
@@ -63,11 +75,13 @@ async def must_wait(error: BaseException, database: Database) -> bool:
     database for one row.
     """
     cause = driver_error(error)
-    if isinstance(error, (SourceUnavailable, BrokerUnavailable)):
+    if isinstance(error, (SourceUnavailable, BrokerUnavailable, ConnectionLost)):
         return True
     if isinstance(cause, asyncpg.QueryCanceledError):
         return False
     if str(getattr(cause, "sqlstate", None) or "").startswith(TRANSACTION_ROLLBACK):
+        return True
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
     if isinstance(cause, _AMBIGUOUS):
         return not await _answers(database)
@@ -76,7 +90,8 @@ async def must_wait(error: BaseException, database: Database) -> bool:
 
 async def _answers(database: Database) -> bool:
     try:
-        await database.ping()
+        async with asyncio.timeout(PING_SECONDS):
+            await database.ping()
     except DATABASE_ERRORS:
         return False
     return True

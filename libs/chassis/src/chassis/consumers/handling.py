@@ -4,27 +4,31 @@ The same for a whole batch, for one record and for a parked one; who calls decid
 """
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
 import structlog
+from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.clock import Clock
 from chassis.consumers.declaration import Consumer, Delivery, Handler
 from chassis.consumers.envelope import Envelope, Unreadable, headers_of, read_envelope, read_payload, type_of
-from chassis.consumers.faults import Fault, HandlerTooSlow
+from chassis.consumers.faults import ConnectionLost, Fault, HandlerCancelled, HandlerTooSlow
 from chassis.consumers.metrics import ConsumerMetrics
 from chassis.consumers.store import Disposition, Letter, Store, parking_key
-from chassis.db import Database, gathered
+from chassis.db import DATABASE_ERRORS, Database, driver_connection, gathered
 from chassis.messaging import Received
 from chassis.outbox import Cause
 
-BREACHES: Final = (ValueError, TypeError, LookupError, AttributeError)
+BREACHES: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What parsing a payload raises when it isn't what the contract says."""
 
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
 log = structlog.get_logger(__name__)
 
 
@@ -104,15 +108,32 @@ class Handling:
             HandlerTooSlow: it took longer than `seconds`.
             Exception: whatever a handler or the database raised; nothing was changed.
         """
+        async with self.transaction(seconds) as session:
+            now = await self.clock.now(session)
+            return await self._handle(session, items, now)
+
+    @asynccontextmanager
+    async def transaction(self, seconds: float) -> AsyncIterator[AsyncSession]:
+        """Open a write session for handlers, bounded in time; what they raise comes out as what it is.
+
+        Raises:
+            HandlerTooSlow: the block took longer than `seconds`.
+            HandlerCancelled: a handler raised CancelledError though nobody had cancelled it.
+            ConnectionLost: the session's connection died.
+        """
         limit = asyncio.timeout(seconds)
         try:
-            async with limit, self.database.write() as session:
-                now = await self.clock.now(session)
-                return await self._handle(session, items, now)
+            async with limit, self.database.write() as session, _living(session):
+                yield session
         except TimeoutError as error:
             if limit.expired():
                 raise HandlerTooSlow(f"longer than {seconds:g} s") from error
             raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise HandlerCancelled("a handler was cancelled from within") from error
 
     async def invoke(self, session: AsyncSession, items: Sequence[Item], now: datetime) -> None:
         """Preload the rows of readable items and run their handlers, in order; writes go out once, at the end."""
@@ -178,6 +199,18 @@ class Handling:
         return new
 
 
+@asynccontextmanager
+async def _living(session: AsyncSession) -> AsyncIterator[None]:
+    """Tell an error of a dead connection from the same error raised by a handler's own mistake."""
+    connection = await driver_connection(session)
+    try:
+        yield
+    except DATABASE_ERRORS as error:
+        if connection.is_closed():
+            raise ConnectionLost(type(error).__name__) from error
+        raise
+
+
 def _parsed(handler: Handler[Any], envelope: Envelope, record: Received) -> Any:
     if envelope.version != handler.version:
         raise Unreadable("version_unknown", f"ce_contractversion is not {handler.version}")
@@ -185,16 +218,25 @@ def _parsed(handler: Handler[Any], envelope: Envelope, record: Received) -> Any:
     try:
         return handler.parse(value)
     except BREACHES as error:
-        raise Unreadable("schema_breached", _where(error)) from error
+        raise unparsable(error) from error
+
+
+def unparsable(error: Exception) -> Unreadable:
+    """Return what is wrong with a payload that a handler's parser refused."""
+    return Unreadable("schema_breached", _where(error))
 
 
 def _where(error: Exception) -> str:
-    """Say which places of a payload are wrong, without their values."""
-    places = getattr(error, "errors", None)
-    if not callable(places):
+    """Say which places of a payload are wrong, without their values (a mapping's keys are the sender's words too)."""
+    if not isinstance(error, ValidationError):
         return f"{type(error).__name__} while parsing"
-    found = [".".join(map(str, problem["loc"])) + f" ({problem['type']})" for problem in places()]
-    return f"wrong: {', '.join(found[:10])}"
+    problems = error.errors(include_url=False, include_context=False, include_input=False)[:10]
+    found = [".".join(map(_name, problem["loc"])) + f" ({problem['type']})" for problem in problems]
+    return f"wrong: {', '.join(found)}"
+
+
+def _name(part: int | str) -> str:
+    return str(part) if isinstance(part, int) or _IDENTIFIER.fullmatch(part) else "*"
 
 
 def _delivery(item: Item, envelope: Envelope, now: datetime) -> Delivery[Any]:

@@ -59,7 +59,7 @@ class ConsumerLoop:
         self._session_seconds = session_seconds
         self._metrics = handling.metrics
         self._working = asyncio.Lock()
-        self._revoking = False
+        self._turn = Stop()
         self._paused: dict[Place, float] = {}
 
     async def run(self, stop: Stop) -> None:
@@ -116,11 +116,11 @@ class ConsumerLoop:
         async with self._working:
             assigned = reader.assigned()
             ours = [record for record in records if record.place in assigned]
-            self._revoking = False
+            self._turn = stop.child()
             if not ours:
                 return
             try:
-                progress = await self._batches.take(ours, lambda: stop.requested or self._revoking)
+                progress = await self._batches.take(ours, self._turn)
             except Waiting:
                 for record in reversed(ours):
                     reader.seek(record.place, record.offset)
@@ -172,8 +172,8 @@ class ConsumerLoop:
         raise BrokerUnavailable("the group was not joined")
 
     async def _finish_batch(self) -> None:
-        """Let the batch in hand commit before its partitions go to another member; what is unresolved is left to it."""
-        self._revoking = True
+        """Let the batch in hand commit before its partitions go to another member; what fails is left to that one."""
+        self._turn.request()
         try:
             async with asyncio.timeout(REVOCATION_SECONDS), self._working:
                 return

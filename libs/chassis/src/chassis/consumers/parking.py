@@ -4,6 +4,7 @@ Live handling and this loop lock the same row of parked_key, and a key is unpark
 last record: no record can slip in between.
 """
 
+import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -12,16 +13,18 @@ import asyncpg
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from chassis.consumers.batches import FIRST_RETRY, Waiting
+from chassis.consumers.batches import FIRST_RETRY, RECORD_SECONDS, Waiting
 from chassis.consumers.declaration import Refused
+from chassis.consumers.envelope import Unreadable
 from chassis.consumers.faults import Fault, must_wait
 from chassis.consumers.handling import Handling
-from chassis.consumers.store import record_of
+from chassis.consumers.store import Disposition, record_of
 from chassis.db import driver_connection
 from chassis.runtime import Heartbeat, Stop
 
 LONGEST_RETRY: Final = timedelta(minutes=30)
 LOOK_SECONDS: Final = 1.0
+OBSERVE_SECONDS: Final = 5.0
 WAIT_SECONDS: Final = 5.0
 log = structlog.get_logger(__name__)
 
@@ -46,7 +49,11 @@ update {schema}.dead_letter set resolved_at = $2, resolution = $3, retry_request
 """
 _FAILED_AGAIN = """
 update {schema}.dead_letter set attempts = attempts + 1, last_failed_at = $2, error_class = $3, error_code = $4,
-  error = $5, disposition = $6, retry_requested_at = null where id = $1
+  error = $5, disposition = $6, retry_requested_at = null where id = $1 and resolved_at is null
+returning disposition
+"""
+_PROGRESS = """
+update {schema}.parked_key set attempts = 0 where consumer = $1 and parking_key = $2 and attempts > 0
 """
 _POSTPONE = """
 update {schema}.parked_key set attempts = attempts + 1, next_attempt_at = $3 where consumer = $1 and parking_key = $2
@@ -92,17 +99,21 @@ class ParkedKeysLoop:
                 "failed": _FAILED_AGAIN,
                 "postpone": _POSTPONE,
                 "unpark": _UNPARK,
+                "progress": _PROGRESS,
                 "figures": _FIGURES,
             }.items()
         }
 
     async def run(self, stop: Stop) -> None:
         """Retry what is due until stopped; a database or source that is away is waited for."""
+        look_again = 0.0
         while not stop.requested:
             self.heartbeat.beat()
             try:
                 worked = await self.drain_one()
-                await self.observe()
+                if time.monotonic() >= look_again:
+                    await self.observe()
+                    look_again = time.monotonic() + OBSERVE_SECONDS
             except Exception as error:
                 if not isinstance(error, Waiting) and not await must_wait(error, self._handling.database):
                     raise
@@ -123,7 +134,7 @@ class ParkedKeysLoop:
         """
         attempt = _Attempt()
         try:
-            async with self._handling.database.write() as session:
+            async with self._handling.transaction(RECORD_SECONDS) as session:
                 now = await self._handling.clock.now(session)
                 found = await self._key(session, attempt, now) or await self._request(session, attempt, now)
         except Exception as error:
@@ -157,6 +168,8 @@ class ParkedKeysLoop:
         if not await connection.fetchval(self._sql["more"], self._group, key):
             await connection.execute(self._sql["unpark"], self._group, key)
             log.info("key unparked", consumer=self._group)
+        else:
+            await connection.execute(self._sql["progress"], self._group, key)
         return True
 
     async def _request(self, session: AsyncSession, attempt: _Attempt, now: datetime) -> bool:
@@ -183,23 +196,44 @@ class ParkedKeysLoop:
 
     async def _note_failure(self, attempt: _Attempt, row: asyncpg.Record, error: Exception) -> None:
         fault = Fault.of(error)
-        disposition = "refused" if isinstance(error, Refused) else row["disposition"]
+        disposition = _disposition(row["disposition"], error)
         log.warning(
             "retry failed",
             consumer=self._group,
             dead_letter=str(row["id"]),
+            disposition=disposition,
             error_class=fault.error_class,
+            error_code=fault.code,
             error=fault.text,
         )
         async with self._handling.database.write() as session:
             now = await self._handling.clock.now(session)
             connection = await driver_connection(session)
-            if attempt.key_attempts is not None and disposition != "refused":
+            if attempt.key_attempts is not None and disposition == "exhausted":
                 wait = min(FIRST_RETRY * 2 ** min(attempt.key_attempts + 1, 20), LONGEST_RETRY)
                 await connection.execute(self._sql["postpone"], self._group, row["parking_key"], now + wait)
-            if disposition == "refused":
-                item = self._handling.read(record_of(row))
-                if item.envelope is not None:
-                    await self._handling.store.mark_handled(session, [item.envelope], now)
             told = (fault.error_class, fault.code, fault.text)
-            await connection.execute(self._sql["failed"], row["id"], now, *told, disposition)
+            if not await connection.fetchval(self._sql["failed"], row["id"], now, *told, disposition):
+                return
+            if disposition != row["disposition"]:
+                await self._announce(session, row, fault, disposition, now)
+
+    async def _announce(
+        self, session: AsyncSession, row: asyncpg.Record, fault: Fault, disposition: Disposition, now: datetime
+    ) -> None:
+        """Tell of a letter whose disposition changed; a refused one counts as handled from now on."""
+        self._handling.metrics.dead_letters.labels(self._group, disposition).inc()
+        item = self._handling.read(record_of(row))
+        if disposition == "refused" and item.envelope is not None:
+            await self._handling.store.mark_handled(session, [item.envelope], now)
+        letter = self._handling.letter(item, fault, disposition, now)
+        await self._handling.store.announce(session, row["id"], letter)
+
+
+def _disposition(before: Disposition, error: Exception) -> Disposition:
+    """Return what a letter is after it failed once more; refused and unreadable ones let their key go on."""
+    if isinstance(error, Refused):
+        return "refused"
+    if isinstance(error, Unreadable):
+        return "quarantine"
+    return "exhausted" if before == "parked" else before

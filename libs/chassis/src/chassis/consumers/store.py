@@ -4,10 +4,11 @@ Lock order, for everyone: the key's row in parked_key, then the dead letter, the
 """
 
 import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Final, Literal, cast
 from uuid import UUID
 
 import asyncpg
@@ -23,6 +24,7 @@ from chassis.outbox import Cause, Message, Outbox
 from chassis.platform_events import QuarantinedPayload, quarantined
 
 Disposition = Literal["quarantine", "refused", "exhausted", "parked"]
+AnnouncedDisposition = Literal["quarantine", "refused", "exhausted"]
 MOST_PARKED_KEYS: Final = 1000
 MOST_RECORDS_PER_KEY: Final = 1000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -40,6 +42,7 @@ where consumer = $1 and parking_key = any($2::bytea[]) order by parking_key for 
 _PARK = """
 insert into {schema}.parked_key (consumer, parking_key, parked_at, attempts, next_attempt_at)
 values ($1, $2, $3, 0, $4)
+on conflict (consumer, parking_key) do update set attempts = parked_key.attempts
 """
 _COUNT_KEYS = "select count(*) from (select from {schema}.parked_key where consumer = $1 limit $2) as k"
 _COUNT_RECORDS = """
@@ -75,9 +78,15 @@ class Letter:
     last_failed_at: datetime
 
 
+LONGEST_KEY: Final = 500
+"""Bytes of a key that is kept as it is; an index holds 2,700 at most, Kafka a megabyte."""
+
+
 def parking_key(record: Received) -> bytes:
-    """Return the key whose records keep their order; one without a key stands for itself."""
-    return record.key or f"\0{record.topic}/{record.partition}/{record.offset}".encode()
+    """Return the key whose records keep their order; one without a key stands for itself, a long one as its hash."""
+    if not record.key:
+        return f"\0{record.topic}/{record.partition}/{record.offset}".encode()
+    return record.key if len(record.key) <= LONGEST_KEY else b"\0sha256/" + hashlib.sha256(record.key).digest()
 
 
 class Store:
@@ -122,7 +131,7 @@ class Store:
         return {row["parking_key"] for row in rows}
 
     async def park(self, session: AsyncSession, letter: Letter, next_attempt_at: datetime) -> None:
-        """Park the key of a record that keeps failing.
+        """Park the key of a record that keeps failing; it may be parked already, by whoever reads another partition.
 
         Raises:
             ParkingFull: too many keys are parked.
@@ -173,22 +182,18 @@ class Store:
             letter.disposition,
         )
         if letter_id is not None and letter.disposition != "parked":
-            await self._announce(session, letter_id, letter, letter.disposition)
+            await self.announce(session, letter_id, letter)
 
-    async def _announce(
-        self,
-        session: AsyncSession,
-        letter_id: UUID,
-        letter: Letter,
-        disposition: Literal["quarantine", "refused", "exhausted"],
-    ) -> None:
+    async def announce(self, session: AsyncSession, letter_id: UUID, letter: Letter) -> None:
+        """Tell the people on call of a dead letter, in the transaction that keeps it."""
         record, envelope = letter.record, letter.envelope
+        key = (record.key or b"").decode(errors="replace").replace("\0", "?")
         payload: QuarantinedPayload = {
             "consumer": self.group,
             "topic": record.topic,
             "partition": record.partition,
             "offset": record.offset,
-            "disposition": disposition,
+            "disposition": cast("AnnouncedDisposition", letter.disposition),
             "errorClass": letter.fault.error_class,
             "errorCode": letter.fault.code,
             "deadLetterId": str(letter_id),
@@ -197,7 +202,7 @@ class Store:
         }
         message = Message(
             self._quarantined,
-            (record.key or b"").decode(errors="replace").replace("\0", "?") or str(letter_id),
+            key if 0 < len(key) <= LONGEST_KEY else str(letter_id),
             payload,
             letter.last_failed_at,
             envelope.tenant_id if envelope else None,
@@ -208,7 +213,8 @@ class Store:
 
 def record_of(row: asyncpg.Record) -> Received:
     """Return the record that a dead letter keeps, byte for byte."""
-    headers: list[list[str]] = orjson.loads(row["headers"])
+    kept = row["headers"]  # parsed already on a session's connection, text on a plain one
+    headers: list[list[str | None]] = orjson.loads(kept) if isinstance(kept, str) else kept
     return Received(
         row["topic"],
         row["partition"],
@@ -216,7 +222,10 @@ def record_of(row: asyncpg.Record) -> Received:
         (row["recorded_at"] - _EPOCH) // timedelta(milliseconds=1),
         row["message_key"],
         row["value"],
-        tuple((name, base64.b64decode(value)) for name, value in headers),
+        tuple(
+            (_plain_name(name or "", *coded), None if value is None else base64.b64decode(value))
+            for name, value, *coded in headers
+        ),
     )
 
 
@@ -226,5 +235,14 @@ def _instant(timestamp_ms: int) -> datetime:
 
 
 def _kept_headers(record: Received) -> str:
-    pairs = [[name.replace("\0", "?"), base64.b64encode(value or b"").decode()] for name, value in record.headers]
-    return orjson.dumps(pairs).decode()
+    return orjson.dumps([_kept_header(name, value) for name, value in record.headers]).decode()
+
+
+def _plain_name(name: str, coding: str | None = None) -> str:
+    return base64.b64decode(name).decode() if coding else name
+
+
+def _kept_header(name: str, value: bytes | None) -> list[str | None]:
+    """Return name and base64 of the value (null where it is); a name that JSONB can't hold as base64, and so marked."""
+    kept = None if value is None else base64.b64encode(value).decode()
+    return [name, kept] if "\0" not in name else [base64.b64encode(name.encode()).decode(), kept, "base64"]

@@ -82,6 +82,7 @@ def dead_letter_table(metadata: MetaData) -> Table:
             postgresql_where=text(f"{unresolved} and disposition in ('exhausted', 'parked')"),
         ),
         Index("ix_dead_letter_open", "id", postgresql_where=text(unresolved)),
+        Index("ix_dead_letter_event", "consumer", "event_id", postgresql_where=text(unresolved)),
         Index(
             "ix_dead_letter_retry",
             "consumer",

@@ -41,6 +41,7 @@ create table {schema}.dead_letter (
 create index ix_dead_letter_parked on {schema}.dead_letter (consumer, parking_key, position)
   where resolved_at is null and disposition in ('exhausted', 'parked');
 create index ix_dead_letter_open on {schema}.dead_letter (id) where resolved_at is null;
+create index ix_dead_letter_event on {schema}.dead_letter (consumer, event_id) where resolved_at is null;
 create index ix_dead_letter_retry on {schema}.dead_letter (consumer, position)
   where resolved_at is null and retry_requested_at is not null;
 create index ix_dead_letter_resolved_at on {schema}.dead_letter (resolved_at) where resolved_at is not null;

@@ -167,7 +167,7 @@ class Received:
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes], ...]
+    headers: tuple[tuple[str, bytes | None], ...]
 
     @property
     def place(self) -> Place:

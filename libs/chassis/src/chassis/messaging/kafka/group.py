@@ -26,12 +26,8 @@ LONGEST_BETWEEN_POLLS: Final = 300
 REBALANCE_SECONDS: Final = 30
 """How long the group waits for a member that finishes its batch."""
 
-REQUEST_SECONDS: Final = 40
-"""Above REBALANCE_SECONDS: the broker answers a request to join only when all members have joined, and a member that
-asks again too early leaves a ghost behind, for which the group waits once more."""
-
-COMMIT_SECONDS: Final = 10.0
 LONGEST_CLOSE: Final = 5.0
+LONGEST_COMMIT: Final = 10.0
 log = structlog.get_logger(__name__)
 
 
@@ -56,7 +52,9 @@ class GroupReader:
     ) -> None:
         self._address = address
         self._client = AIOKafkaConsumer(
-            **address.client_arguments() | {"request_timeout_ms": REQUEST_SECONDS * 1000},
+            # The coordinator answers a join when the whole group has come, or after the rebalance time-out. Who asks
+            # again sooner leaves a member behind that nobody is, and everybody waits for it.
+            **address.client_arguments() | {"request_timeout_ms": (REBALANCE_SECONDS + 10) * 1000},
             client_id=group,
             group_id=group,
             enable_auto_commit=False,
@@ -121,7 +119,8 @@ class GroupReader:
         if not ours:
             return not offsets
         try:
-            async with asyncio.timeout(COMMIT_SECONDS):
+            # The library repeats a retriable error for ever, while a rebalance waits for the batch that is committing.
+            async with asyncio.timeout(LONGEST_COMMIT):
                 await self._client.commit(ours)
         except (CommitFailedError, IllegalStateError, RebalanceInProgressError, TimeoutError) as error:
             log.warning("offsets not committed", reason=type(error).__name__, partitions=len(ours))
