@@ -12,6 +12,7 @@ from uuid import UUID
 import orjson
 
 from chassis.messaging import Received
+from chassis.tracing import PROPAGATED
 
 READ: Final = frozenset(
     {
@@ -82,6 +83,12 @@ def headers_of(record: Received) -> dict[str, str]:
         except UnicodeDecodeError as error:
             raise Unreadable("header_malformed", f"{name} is not UTF-8") from error
     return found
+
+
+def trace_headers(record: Received) -> dict[str, str]:
+    """Return the headers that a trace needs, whatever is in them."""
+    wanted = ("ce_id", *PROPAGATED)
+    return {name: (value or b"").decode(errors="replace") for name, value in record.headers if name in wanted}
 
 
 def type_of(headers: dict[str, str]) -> str:

@@ -5,8 +5,8 @@ The same for a whole batch, for one record and for a parked one; who calls decid
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -17,13 +17,22 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.clock import Clock
 from chassis.consumers.declaration import Consumer, Delivery, Handler
-from chassis.consumers.envelope import Envelope, Unreadable, headers_of, read_envelope, read_payload, type_of
+from chassis.consumers.envelope import (
+    Envelope,
+    Unreadable,
+    headers_of,
+    read_envelope,
+    read_payload,
+    trace_headers,
+    type_of,
+)
 from chassis.consumers.faults import ConnectionLost, Fault, HandlerCancelled, HandlerTooSlow
 from chassis.consumers.metrics import ConsumerMetrics
 from chassis.consumers.store import Disposition, Letter, Store, parking_key
 from chassis.db import DATABASE_ERRORS, Database, driver_connection, gathered
 from chassis.messaging import Received
 from chassis.outbox import Cause
+from chassis.tracing import handling, is_tracing
 
 BREACHES: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What parsing a payload raises when it isn't what the contract says."""
@@ -143,7 +152,19 @@ class Handling:
                 await self.consumer.preload(session, list(keys))
             for item in items:
                 if item.handler is not None and item.envelope is not None:
-                    await item.handler.handle(session, _delivery(item, item.envelope, now))
+                    with self._context(item.record, item.envelope):
+                        await item.handler.handle(session, _delivery(item, item.envelope, now))
+
+    @contextmanager
+    def _context(self, record: Received, envelope: Envelope) -> Iterator[None]:
+        """What a handler does belongs to the trace in which its event was emitted; its log lines name the event."""
+        names = {"consumer": self.consumer.group, "correlation_id": envelope.correlation_id}
+        headers = trace_headers(record) if is_tracing() else {}
+        with (
+            structlog.contextvars.bound_contextvars(**names, event_id=str(envelope.event_id)),
+            handling(headers, record.topic, self.consumer.group),
+        ):
+            yield
 
     def letter(self, item: Item, fault: Fault, disposition: Disposition, now: datetime) -> Letter:
         """Return an item as a dead letter."""

@@ -26,7 +26,7 @@ with old as (
   where i.received_at < $1 and not exists (
     select from {schema}.dead_letter d
     where d.consumer = i.consumer and d.event_id = i.event_id and d.resolved_at is null)
-  order by i.received_at limit $2 for update skip locked
+  order by i.received_at limit $2
 )
 delete from {schema}.inbox i using old
 where (i.consumer, i.event_id, i.replay_id) = (old.consumer, old.event_id, old.replay_id)

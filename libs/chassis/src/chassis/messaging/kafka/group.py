@@ -5,8 +5,8 @@ that is taken away is announced before it goes, so that a batch in hand can be f
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Final
 
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -194,12 +194,15 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         log.info("partitions assigned", partitions=sorted(f"{place.topic}/{place.partition}" for place in assigned))
 
 
-async def read_lag(address: KafkaAddress, prefix: str) -> dict[str, dict[Place, int]]:
-    """Return how many records each group has not committed yet, per partition that it has ever committed.
+async def read_lag(
+    address: KafkaAddress, prefix: str, declared: Mapping[str, Collection[str]]
+) -> dict[str, dict[Place, int]]:
+    """Return how many records each group has not committed yet, per partition.
 
     Args:
         address: where Kafka is.
         prefix: how the names of the groups begin; the groups may have no living member.
+        declared: groups that count even if they never committed anything, with the topics that they read.
 
     Raises:
         BrokerUnavailable: no broker answers.
@@ -210,9 +213,14 @@ async def read_lag(address: KafkaAddress, prefix: str) -> dict[str, dict[Place, 
         async with asyncio.timeout(30):
             await admin.start()
             await reader.start()
-            names = sorted(name for name, *_ in await admin.list_consumer_groups() if name.startswith(prefix))
-            committed = {name: await admin.list_consumer_group_offsets(name) for name in names}
-            ends = await reader.end_offsets({place for places in committed.values() for place in places})
+            existing = {name for name, *_ in await admin.list_consumer_groups() if name.startswith(prefix)}
+            kept = {name: await admin.list_consumer_group_offsets(name) for name in sorted(existing)}
+            offsets = {
+                name: {place: entry.offset for place, entry in places.items() if entry.offset >= 0}
+                for name, places in kept.items()
+            }
+            await _add_unread(reader, await admin.describe_topics(), offsets, declared)
+            ends = await reader.end_offsets({place for places in offsets.values() for place in places})
     except (KafkaError, OSError, TimeoutError) as error:
         raise unavailable(address, error) from error
     finally:
@@ -220,9 +228,31 @@ async def read_lag(address: KafkaAddress, prefix: str) -> dict[str, dict[Place, 
         await admin.close()
     return {
         name: {
-            Place(place.topic, place.partition): max(0, ends[place] - kept.offset)
-            for place, kept in places.items()
-            if kept.offset >= 0 and place in ends
+            Place(place.topic, place.partition): max(0, ends[place] - offset)
+            for place, offset in places.items()
+            if place in ends
         }
-        for name, places in committed.items()
+        for name, places in offsets.items()
     }
+
+
+async def _add_unread(
+    reader: AIOKafkaConsumer,
+    topics: Sequence[Mapping[str, Any]],
+    offsets: dict[str, dict[TopicPartition, int]],
+    declared: Mapping[str, Collection[str]],
+) -> None:
+    """Count the partitions of declared groups that nobody has committed yet from their beginning."""
+    sizes = {topic["topic"]: len(topic["partitions"]) for topic in topics}
+    missing = {
+        name: [
+            place
+            for topic in wanted
+            for place in (TopicPartition(topic, number) for number in range(sizes.get(topic, 0)))
+            if place not in offsets.get(name, {})
+        ]
+        for name, wanted in declared.items()
+    }
+    if starts := await reader.beginning_offsets({place for places in missing.values() for place in places}):
+        for name, places in missing.items():
+            offsets.setdefault(name, {}).update({place: starts[place] for place in places})
