@@ -27,7 +27,7 @@ from chassis.testing.kafka import RunningBroker, cache_folder
 from chassis.testing.plugin import DatabaseTemplates, TestDatabase
 from chassis.testing.processes import CannotStart
 from chassis.testing.servers import EmbeddedPostgres
-from tests.bench import calendar, held_snapshot, memory, messaging, overdue
+from tests.bench import calendar, consuming, held_snapshot, memory, messaging, overdue
 from tests.bench.report import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,6 +96,15 @@ async def measure_held(bench: Bench) -> list[Figure]:
     return figures
 
 
+async def measure_consuming(bench: Bench) -> list[Figure]:
+    """Measure a consumer's batches."""
+    database = await bench.database()
+    sessions = opened(database)
+    figures = await consuming.whole_against_single(sessions, database.admin_url)
+    await sessions.close()
+    return figures
+
+
 async def measure_latency(bench: Bench) -> list[Figure]:
     """Measure the time from commit to consumer."""
     database = await bench.database()
@@ -121,6 +130,7 @@ PARTS: dict[str, Callable[[Bench], Awaitable[list[Figure]]]] = {
     "scale": measure_scale,
     "relay": measure_relay,
     "held": measure_held,
+    "consuming": measure_consuming,
     "latency": measure_latency,
     "calendar": measure_calendar,
     "memory": measure_memory,
