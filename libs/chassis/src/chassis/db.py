@@ -5,11 +5,11 @@ Who acts is set per transaction (`app.tenant` and its siblings), which row level
 forgets.
 """
 
-import io
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, TypeVar, cast
 from uuid import UUID
 
@@ -24,6 +24,7 @@ Entity = TypeVar("Entity")
 COMMAND_SECONDS: Final = 75.0
 """Longest wait for an answer of the database; above the server's own limit, for a network that is gone."""
 
+LINES_AT_ONCE: Final = 64
 STATEMENTS_KEPT: Final = 100
 """Prepared statements that a connection keeps."""
 
@@ -261,10 +262,12 @@ async def copy_lines(session: AsyncSession, table: str, columns: Sequence[str], 
         session: an open write session.
         table: `schema.table`.
         columns: the columns that get values.
-        lines: one per row: the values in COPY's text format (`copy_text`, `copy_bytes`, COPY_NULL), separated by tabs.
+        lines: one per row: the values in COPY's text format (`copy_text`, `copy_bytes`, COPY_NULL), separated by tabs;
+            an iterator is asked for the next ones while the server inserts the first.
 
     Raises:
         asyncpg.PostgresError: the database refused a row; none is inserted.
+        Exception: whatever the iterator raised; the transaction (or its savepoint) can then only be rolled back.
     """
     waiting = session.info.get("gathered")
     if waiting is not None:
@@ -272,8 +275,16 @@ async def copy_lines(session: AsyncSession, table: str, columns: Sequence[str], 
         return
     schema, name = table.split(".")
     connection = await driver_connection(session)
-    source = io.BytesIO("\n".join([*lines, ""]).encode())
-    await connection.copy_to_table(name, source=source, schema_name=schema, columns=list(columns), format="text")
+    await connection.copy_to_table(
+        name, source=_chunks(lines), schema_name=schema, columns=list(columns), format="text"
+    )
+
+
+async def _chunks(lines: Iterable[str]) -> AsyncIterator[bytes]:
+    """Make lines while the server inserts those before them."""
+    rest = iter(lines)
+    while chunk := list(islice(rest, LINES_AT_ONCE)):
+        yield "\n".join([*chunk, ""]).encode()
 
 
 def copy_text(value: str) -> str:

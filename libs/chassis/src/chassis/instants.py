@@ -10,6 +10,8 @@ def rfc3339(instant: datetime) -> str:
     Raises:
         ValueError: the instant is naive, or lies outside the years 1 to 9999 in UTC.
     """
+    if instant.tzinfo is UTC:
+        return _text(instant)
     if instant.tzinfo is None:
         raise ValueError(f"naive datetime: {instant!r}")
     try:

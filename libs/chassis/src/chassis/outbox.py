@@ -6,7 +6,7 @@ holds the row lock of its aggregate, so the order of ids within a key is the ord
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
@@ -34,7 +34,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.contracts.checker import ContractBreach, ContractChecker
-from chassis.db import COPY_NULL, copy_bytes, copy_lines, copy_text, mark_emitted
+from chassis.db import COPY_NULL, LINES_AT_ONCE, copy_bytes, copy_lines, copy_text, mark_emitted
 from chassis.ids import derived_event_id, new_id
 from chassis.instants import rfc3339
 from chassis.sqltypes import Xid8
@@ -224,13 +224,18 @@ class Outbox:
                 handling it twice gives the same ids.
 
         Raises:
-            MessageRefused: an event breaks its contract, can't be encoded or is too large; nothing is written.
+            MessageRefused: an event breaks its contract, can't be encoded or is too large; nothing is written. Of more
+                than LINES_AT_ONCE events the first may be on their way: the transaction, or its savepoint, can then
+                only be rolled back.
         """
         if not messages:
             return
         if cause.causation_id is not None:
             messages = [_derived(session, message, cause.causation_id) for message in messages]
-        await copy_lines(session, self._table, _COLUMNS, [self._line(message, cause) for message in messages])
+        lines: Iterable[str] = (self._line(message, cause) for message in messages)
+        if len(messages) <= LINES_AT_ONCE:
+            lines = list(lines)
+        await copy_lines(session, self._table, _COLUMNS, lines)
         mark_emitted(session)
 
     def _line(self, message: Message, cause: Cause) -> str:
@@ -260,8 +265,9 @@ def _line(message: Message, cause: Cause, envelope_headers: dict[str, str]) -> s
     """Return a message as a line of COPY's text format, in the order of _COLUMNS."""
     event = message.event
     payload = _encoded(message.payload)
-    headers = orjson.dumps(envelope_headers).decode()
-    size = len(message.key.encode()) + len(payload) + len(headers.encode())
+    encoded = orjson.dumps(envelope_headers)
+    headers = encoded.decode()
+    size = len(message.key.encode()) + len(payload) + len(encoded)
     if "\0" in message.key or "\\u0000" in headers:
         raise MessageRefused(f"{event.type} {message.event_id} has a NUL in its key or envelope")
     if size > MAX_RECORD_BYTES:

@@ -95,7 +95,7 @@ class Audit:
             return
         who = COPY_NULL if actor is None else copy_text(actor)
         shared = f"{rfc3339(occurred_at)}\t{who}\t{copy_text(correlation_id)}"
-        await copy_lines(session, self._table, _COLUMNS, [f"{shared}\t{_line(record)}" for record in records])
+        await copy_lines(session, self._table, _COLUMNS, (f"{shared}\t{_line(record)}" for record in records))
 
 
 def _line(record: AuditRecord) -> str:
