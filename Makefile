@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 export PIN_CASES ?= ../shared/cases
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down kafka topics token job test test-messaging check lint types contracts queues acls openapi requirements bench chaos lock clean
+.PHONY: help setup demo up down kafka topics token job crm test test-messaging check lint types contracts queues acls openapi requirements bench chaos lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ token: setup ## print an access token for the running development platform (TENA
 
 job: setup ## run one cycle of a job of the running development platform (JOB=timeline-overdue)
 	@$(BIN)/python -m devstack job $(or $(JOB),timeline-overdue)
+
+crm: setup ## run a verb of crm on the running development platform (VERB="audit verify", "dead-letters list", "outbox parked")
+	@$(BIN)/python -m devstack crm $(VERB)
 
 test: setup ## run the tests on embedded Postgres and Kafka
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests $(ARGS)

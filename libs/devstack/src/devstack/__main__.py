@@ -38,6 +38,9 @@ def main() -> int:
     job = verbs.add_parser("job", help="run one cycle of a job of the running platform")
     job.add_argument("name")
     job.set_defaults(verb=_job)
+    verb = verbs.add_parser("crm", help="run any verb of crm on the running platform")
+    verb.add_argument("words", nargs=argparse.REMAINDER)
+    verb.set_defaults(verb=_verb)
     verbs.add_parser("judge-contracts", help="let the foreign parser judge the contracts").set_defaults(verb=_judge)
     options = parser.parse_args()
     try:
@@ -159,11 +162,21 @@ def _token(_: argparse.Namespace) -> int:
 
 
 def _job(options: argparse.Namespace) -> int:
-    """Run `crm job NAME --once` with the environment that the running platform's services have."""
+    """Run one cycle of a job of the running platform."""
+    return _in_stack(["job", options.name, "--once"])
+
+
+def _verb(options: argparse.Namespace) -> int:
+    """Run any verb of crm on the running platform."""
+    return _in_stack(options.words)
+
+
+def _in_stack(words: list[str]) -> int:
+    """Run `crm WORDS` with the environment that the running platform's services have."""
     if not ENVIRONMENT_FILE.exists() or _running() is None:
         raise CannotStart("no platform is up; start one with `make up`")
     environment = {**os.environ, **orjson.loads(ENVIRONMENT_FILE.read_bytes()), "PIN_LOG_LEVEL": "WARNING"}
-    command = [sys.executable, "-m", "crm", "job", options.name, "--once"]
+    command = [sys.executable, "-m", "crm", *words]
     return subprocess.run(command, env=environment, check=False).returncode
 
 
