@@ -16,7 +16,7 @@ import structlog
 
 from chassis.outbox import LANES
 
-LOOK_EVERY: Final = 0.25
+LOOK_EVERY: Final = 0.1
 """Seconds between looks; dead index entries of about three looks are walked by each claim."""
 
 PROVE_EVERY: Final = 30.0
