@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from chassis.audit import BrokenLink, Head, find_head, verify
+from chassis.db import Database
 from chassis.testing.processes import free_ports
 from crm.messages import DEAL_TIMELINE_TOPIC, TIMELINE_OVERDUE_TOPIC, DealTimelineOverduePayload
 from devstack.seed import TENANT_NAMES, Seeded, Seeder, tenant
@@ -191,9 +193,10 @@ async def _verify(demo: Demo, watcher: Watcher, expected: set[UUID]) -> None:
             "select entity_id, extract(epoch from pg_xact_commit_timestamp(xmin))::float8 as at"
             " from crm.audit_log where action = 'timeline-step.overdue'"
         )
-        pending = await connection.fetchval("select count(*) from crm.outbox")
+        pending = await _settled(connection)
     finally:
         await connection.close()
+    broken, head = await _audit_chain(demo)
     demo.check("every due step is overdue", moved == len(expected), f"{moved} of {len(expected)}")
     demo.check("no other step was touched", untouched == len(demo.seeded.never), f"{untouched} steps")
     demo.check("exactly one event per transition", sorted(steps) == sorted(expected), f"{len(steps)} events")
@@ -201,9 +204,31 @@ async def _verify(demo: Demo, watcher: Watcher, expected: set[UUID]) -> None:
     keys = set(DealTimelineOverduePayload.__annotations__)
     demo.check("payloads have exactly the six fields", all(set(a.payload) == keys for a in arrivals), ", ".join(keys))
     demo.check("one audit row per transition", audited == len(expected), audited)
+    demo.check("the audit log is a whole chain of hashes", broken is None, broken or f"{head.sequence} rows sealed")
     demo.check("the outbox is empty", pending == 0)
     demo.check("the foreign consumer could read everything", not watcher.trouble, "; ".join(watcher.trouble[:3]))
     _latency(demo, arrivals, {row["entity_id"]: row["at"] for row in commits})
+
+
+async def _settled(connection: "asyncpg.Connection[asyncpg.Record]") -> int:
+    """Wait until every audit row is sealed and announced, 20 s at most; return how many rows the outbox still has."""
+    unsealed = "select exists (select from crm.audit_log where id not in (select audit_id from crm.audit_seal))"
+    pending = 0
+    for _ in range(100):
+        pending = await connection.fetchval("select count(*) from crm.outbox")
+        if not pending and not await connection.fetchval(unsealed):
+            break
+        await asyncio.sleep(0.2)
+    return pending
+
+
+async def _audit_chain(demo: Demo) -> tuple[BrokenLink | None, Head]:
+    database = Database(demo.stack.url("crm_system"), application_name="demo")
+    try:
+        async with database.read() as session:
+            return await verify(session, "crm"), await find_head(session, "crm")
+    finally:
+        await database.close()
 
 
 def _latency(demo: Demo, arrivals: list[Arrival], committed: dict[UUID, float]) -> None:
