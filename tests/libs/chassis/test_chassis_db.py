@@ -330,6 +330,19 @@ def test_an_address_is_shown_without_user_and_password():
     assert "secret" not in safe_address("postgresql://user:secret@/pin")
 
 
+async def test_an_error_that_the_block_swallowed_is_not_answered_with_success(system: Database):
+    async def careless() -> None:
+        async with system.write() as session:
+            await session.execute(text("insert into crm.thing (id, rank) values (gen_random_uuid(), 1)"))
+            with contextlib.suppress(DBAPIError):
+                await session.execute(text("insert into crm.thing (id, rank) values (gen_random_uuid(), null)"))
+
+    with pytest.raises(asyncpg.InFailedSQLTransactionError):
+        await careless()
+    async with system.read() as session:
+        assert (await session.execute(text("select count(*) from crm.thing"))).scalar_one() == 0
+
+
 async def test_a_database_that_offers_no_tls_is_not_used_without_it(scratch: TestDatabase):
     address = scratch.server.url("crm_system", scratch.name)
     strict = Database(f"{address}?sslmode=require", application_name="strict")

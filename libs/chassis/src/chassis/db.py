@@ -131,10 +131,15 @@ class Database:
 
         Raises:
             sqlalchemy.exc.DBAPIError: the database refused or is away; nothing was changed.
+            asyncpg.InFailedSQLTransactionError: the block swallowed an error of the database; nothing was changed.
         """
         async with self._sessions() as session:
             await self._open(session, actor, read_only=False)
             yield session
+            # Postgres answers COMMIT of a failed transaction with a rollback and no error: whoever swallowed the error
+            # would believe that all was kept.
+            await session.flush()
+            await (await driver_connection(session)).execute("select")
             await session.commit()
             if self.on_commit is not None and session.info.get("emitted"):
                 self.on_commit()

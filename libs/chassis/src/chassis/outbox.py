@@ -104,11 +104,14 @@ class Cause:
         correlation_id: id of the job run or request.
         causation_id: id of the event that is being handled, if one is.
         run_id: id of the job run, kept on the outbox row, if a job emits.
+        derives: whether the ids of what is emitted follow from `causation_id`, as they must where handling twice has to
+            give the same events.
     """
 
     correlation_id: str
     causation_id: UUID | None = None
     run_id: UUID | None = None
+    derives: bool = True
 
 
 def lane_of(key: str) -> int:
@@ -230,7 +233,7 @@ class Outbox:
         """
         if not messages:
             return
-        if cause.causation_id is not None:
+        if cause.causation_id is not None and cause.derives:
             messages = [_derived(session, message, cause.causation_id) for message in messages]
         lines: Iterable[str] = (self._line(message, cause) for message in messages)
         if len(messages) <= LINES_AT_ONCE:

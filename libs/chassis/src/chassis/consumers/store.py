@@ -208,7 +208,13 @@ class Store:
             envelope.tenant_id if envelope else None,
             aggregate_id=str(letter_id),
         )
-        await self._outbox.emit(session, [message], Cause(envelope.correlation_id if envelope else str(letter_id)))
+        # A message may be set aside more than once (parked, then refused): each time is an event of its own.
+        cause = Cause(
+            envelope.correlation_id if envelope else str(letter_id),
+            causation_id=envelope.event_id if envelope else None,
+            derives=False,
+        )
+        await self._outbox.emit(session, [message], cause)
 
 
 def record_of(row: asyncpg.Record) -> Received:
