@@ -1,4 +1,4 @@
-"""Certificates of an authority made for one test, and an Apache Kafka that asks for them, for passwords and for rights."""
+"""Certificates of an authority made for one test, and an Apache Kafka that asks for them, for passwords and rights."""
 
 import ipaddress
 from datetime import UTC, datetime, timedelta
@@ -12,7 +12,7 @@ from cryptography.x509.oid import NameOID
 
 from chassis.testing.apache_kafka import ApacheKafka
 
-PASSWORD: Final = "hunter2-of-everyone"  # noqa: S105 - of a broker that lives as long as a test
+PASSWORD: Final = "hunter2-of-everyone"
 USERS: Final = ("root", "crm", "chessboard", "messenger", "topics")
 LISTENERS: Final = {"TLS": "SSL", "MUTUAL": "SSL", "SASL": "SASL_SSL"}
 

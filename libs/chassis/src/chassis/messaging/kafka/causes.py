@@ -9,13 +9,14 @@ import ssl
 from typing import Final
 
 from aiokafka.conn import create_conn
-from aiokafka.errors import AuthenticationFailedError, KafkaConnectionError, KafkaError
+from aiokafka.errors import AuthenticationFailedError, KafkaConnectionError, KafkaError, SaslAuthenticationFailed
 
 from chassis.messaging.records import BrokerUnavailable, KafkaAddress, unavailable
 
 LONGEST_LOOK: Final = 2.0
 """Seconds for all bootstrap servers together; a host that doesn't answer is described by the first error."""
 
+_OF_OURS: Final = ("certificate required", "bad certificate", "certificate unknown", "unknown ca")
 _CLOSED: Final = (
     "the broker closed the connection unanswered; does this port speak {security}, and is our request allowed?"
 )
@@ -55,7 +56,7 @@ def _sentence(error: BaseException, address: KafkaAddress) -> str:
             return f"the broker's certificate is not accepted: {one.verify_message}"
         if isinstance(one, ssl.SSLError):
             return _tls(one)
-        if isinstance(one, AuthenticationFailedError):
+        if isinstance(one, AuthenticationFailedError | SaslAuthenticationFailed):
             return f"user {address.username} is not accepted ({address.sasl_mechanism}): wrong user or password"
     if isinstance(chain[-1], KafkaConnectionError | EOFError | ConnectionResetError):
         return _CLOSED.format(security=address.security)
@@ -64,6 +65,6 @@ def _sentence(error: BaseException, address: KafkaAddress) -> str:
 
 def _tls(error: ssl.SSLError) -> str:
     reason = (error.reason or str(error)).lower().replace("_", " ")
-    if "certificate required" in reason or "bad certificate" in reason or "unknown ca" in reason:
+    if any(sign in reason for sign in _OF_OURS):
         return f"our client certificate is missing or not accepted: {reason}"
     return f"no TLS connection: {reason}; does this port speak TLS?"
