@@ -55,6 +55,8 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[3]
 OVERDUE = "pin.crm.timeline-overdue.v1"
 AUDIT = "pin.crm.audit.v1"
+TIMELINE = "pin.crm.deal-timeline.v1"
+OPERATIONAL = "pin.crm.operational.v1"
 FOREIGN = "pin.chessboard.property-object-status-changed.v1"
 LONGEST_REFUSAL = 15.0
 Addresses = Callable[..., KafkaAddress]
@@ -335,21 +337,15 @@ async def test_services_create_no_topics(cluster, topics, address, user: str) ->
 
 @pytest.mark.req("EVT-107")
 def test_the_deploy_step_makes_the_topics_over_tls_and_tells_drift(cluster, monkeypatch, capsys) -> None:
+    asyncio.run(create_topics(KafkaAddress(cluster.kafka.bootstrap), [TopicSpec(OPERATIONAL, 1)]))
     enter(monkeypatch, cluster.variables("scram", "topics"))
-    arguments = ["topics", str(ROOT / "contracts"), "--replicas", "1"]
-    main(arguments)
-    capsys.readouterr()
-    smaller = KafkaAddress(cluster.kafka.bootstrap)
-    asyncio.run(create_topics(smaller, [TopicSpec(OVERDUE, 1)]))
-    main(arguments)
-    out = capsys.readouterr().out
-    assert "created" not in out
-    partitions = asyncio.run(read_topics(smaller))
-    drifted = [line for line in out.splitlines() if line.startswith(f"drift   {OVERDUE}: ")]
-    assert any("1 partitions, the contract says 12" in line for line in drifted) == (partitions[OVERDUE] == 1)
-    assert {spec.name for contract in load_contracts(ROOT / "contracts") for spec in contract.topics()} <= set(
-        partitions
-    )
+    assert main(["topics", str(ROOT / "contracts"), "--replicas", "1"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert f"created {TIMELINE}" in said
+    assert f"drift   {OPERATIONAL}: 1 partitions, the contract says 3" in said
+    assert not [line for line in said if line.startswith(f"drift   {TIMELINE}")]
+    declared = {spec.name for contract in load_contracts(ROOT / "contracts") for spec in contract.topics()}
+    assert declared <= set(asyncio.run(read_topics(KafkaAddress(cluster.kafka.bootstrap))))
 
 
 def test_the_deploy_step_is_refused_in_one_line_without_its_password(cluster, monkeypatch, capsys) -> None:
