@@ -25,8 +25,8 @@ down: setup ## stop a platform that `make up` left running in another terminal
 kafka: setup ## fetch Apache Kafka from Maven Central and try it (then: make test PIN_KAFKA=apache)
 	@$(BIN)/python -m devstack kafka
 
-topics: setup ## create the contracts' topics on BOOTSTRAP=host:port and report drift
-	@$(BIN)/python -m chassis.contracts topics contracts --bootstrap $(or $(BOOTSTRAP),127.0.0.1:9092) --replicas 1
+topics: setup ## create the contracts' topics on BOOTSTRAP=host:port and report drift (PIN_KAFKA_*: how to reach it)
+	@PIN_ENV=$${PIN_ENV:-development} PIN_KAFKA_SECURITY=$${PIN_KAFKA_SECURITY:-plaintext} $(BIN)/python -m chassis.contracts topics contracts --bootstrap $(or $(BOOTSTRAP),127.0.0.1:9092) --replicas $(or $(REPLICAS),1)
 
 token: setup ## print an access token for the running development platform (TENANT=, SUB=, ROLES=, SCOPE=)
 	@$(BIN)/python -m devstack token
@@ -60,8 +60,8 @@ contracts: setup ## contract files: our rules, evolution, old records; and the f
 queues: setup ## write contracts/QUEUES.md: every topic and queue with who answers for it
 	@$(BIN)/python -m chassis.contracts queues contracts
 
-acls: setup ## print the Kafka permissions that the contracts imply (BOOTSTRAP=host:port, FORMAT=commands|json)
-	@$(BIN)/python -m chassis.contracts acls contracts --bootstrap $(or $(BOOTSTRAP),127.0.0.1:9092) --format $(or $(FORMAT),commands)
+acls: setup ## print the Kafka permissions that the contracts imply (BOOTSTRAP=, FORMAT=commands|json, CONFIG=client file)
+	@$(BIN)/python -m chassis.contracts acls contracts --bootstrap $(or $(BOOTSTRAP),127.0.0.1:9092) --format $(or $(FORMAT),commands) $(if $(CONFIG),--command-config $(CONFIG))
 
 openapi: setup ## renew contracts/openapi from the code (RELEASE=1: partners may rely on it from now on)
 	@$(BIN)/python tests/contracts/openapi_snapshots.py $(if $(RELEASE),--release)

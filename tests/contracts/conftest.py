@@ -8,6 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from contract_checks import ROOT, Publisher, published_by
+from crm_story import declared, story
 
 from chassis.contracts import Contract, load_contracts
 
@@ -23,3 +24,6 @@ def publishers() -> list[Publisher]:
     """What each service's `messages` module publishes."""
     paths = sorted((ROOT / "services").glob("*/src/*/messages.py"))
     return [published_by(path.parents[2].name, path.parent.name) for path in paths]
+
+
+__all__ = ["contracts", "declared", "publishers", "story"]

@@ -32,6 +32,13 @@ def folder(contracts, tmp_path):
     return tmp_path, topic
 
 
+@pytest.fixture(autouse=True)
+def plaintext_is_allowed(monkeypatch):
+    """The tests' broker speaks nothing else; that the command reads the rest is shown in test_kafka_security."""
+    monkeypatch.setenv("PIN_ENV", "development")
+    monkeypatch.setenv("PIN_KAFKA_SECURITY", "plaintext")
+
+
 def run(*words):
     return module.main([str(word) for word in words])
 
@@ -190,3 +197,10 @@ def test_the_command_says_in_one_line_that_no_broker_answers():
     assert done.returncode == 2
     assert done.stderr.startswith("topics: 127.0.0.1:9: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_command_speaks_plaintext_in_development_only(monkeypatch, capsys):
+    monkeypatch.delenv("PIN_ENV")
+    assert run("topics", ROOT / "contracts", "--bootstrap", "127.0.0.1:9") == 2
+    said = "topics: PIN_KAFKA_SECURITY=plaintext is refused unless PIN_ENV=development\n"
+    assert capsys.readouterr().err == said

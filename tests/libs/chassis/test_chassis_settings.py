@@ -67,10 +67,10 @@ def test_a_complete_environment_is_read(load):
 
 def test_each_missing_variable_has_its_line(load):
     assert refused(load, **dict.fromkeys(COMPLETE)) == [
+        "PIN_KAFKA_BOOTSTRAP: Field required",
         "PIN_DATABASE_URL: Field required",
         "PIN_API_DATABASE_URL: Field required",
         "PIN_MIGRATE_DATABASE_URL: Field required",
-        "PIN_KAFKA_BOOTSTRAP: Field required",
     ]
 
 

@@ -109,7 +109,7 @@ def test_service_does_not_start_with_an_impossible_batch_size(
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"crm: {BATCH_SIZE}: Value error, BatchSize must be a whole number from 1 to 1000, not 1001\n"
+    assert done.stderr == f"crm: {BATCH_SIZE}: BatchSize must be a whole number from 1 to 1000, not 1001\n"
     assert nobody_called(listener)
 
 

@@ -3,24 +3,19 @@
 A missing or impossible value stops the process before it opens anything, with one line that names the variable.
 """
 
-import os
 import re
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
-from pydantic import BaseModel, Field, FilePath, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import SettingsError
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from chassis.messaging import KafkaAddress
-
-_BROKER: Final = r"(\[[0-9A-Fa-f:]+\]|[^\s,:]+):\d{1,5}"
+from chassis.kafka_settings import KafkaSettings, check_port
 
 POSTGRES_PORT: Final = 5432
-LAST_PORT: Final = 65535
 QUERY_KEYS: Final = frozenset({"sslmode", "sslrootcert", "sslcert", "sslkey", "host", "port", "pool_mode"})
 """What a database address may carry after its question mark, as libpq names it; `pool_mode` is ours (chassis.db)."""
 
@@ -66,18 +61,13 @@ class JwtIssuer(BaseModel):
         return self
 
 
-class ServiceSettings(BaseSettings):
-    """What all services have in common.
+class ServiceSettings(KafkaSettings):
+    """What all services have in common, besides how Kafka is reached.
 
     Attributes:
-        env: production, or development (which allows plaintext Kafka).
         database_url: the system role's address, for workers.
         api_database_url: the API role's address, under row level security.
         migrate_database_url: the owner's address, for migrations only.
-        kafka_bootstrap: `host:port[,host:port]`.
-        kafka_security: ssl, sasl_ssl (user and password within TLS), or plaintext in development.
-        kafka_ca_file, kafka_cert_file, kafka_key_file: PEM files: whom to trust, and our own certificate.
-        kafka_sasl_mechanism, kafka_username, kafka_password: for sasl_ssl.
         jwt_issuers: whose tokens the API accepts (JSON list).
         rate_limit: requests of one principal in one process ("600/minute"; empty: unlimited).
         cors_origins: web origins whose pages may call the API (JSON list; none by default).
@@ -87,25 +77,12 @@ class ServiceSettings(BaseSettings):
         relay_workers: relay workers of all processes together; each takes its share of the 64 lanes.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="PIN_", extra="ignore", frozen=True, secrets_dir=os.environ.get("PIN_SECRETS_DIR") or None
-    )
-
-    env: Literal["development", "production"] = "production"
     database_url: str = Field(pattern=r"^postgresql://")
     api_database_url: str = Field(pattern=r"^postgresql://")
     migrate_database_url: str = Field(pattern=r"^postgresql://")
-    kafka_bootstrap: str = Field(pattern=f"^{_BROKER}(,{_BROKER})*$")
-    kafka_security: Literal["plaintext", "ssl", "sasl_ssl"] = "ssl"
-    kafka_ca_file: FilePath | None = None
-    kafka_cert_file: FilePath | None = None
-    kafka_key_file: FilePath | None = None
-    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
-    kafka_username: str | None = None
-    kafka_password: SecretStr | None = None
-    jwt_issuers: list[JwtIssuer] = []
+    jwt_issuers: list[JwtIssuer] = Field(default=[])
     rate_limit: str = Field(default="6000/minute", pattern=r"^([1-9]\d{0,6}/(second|minute|hour))?$")
-    cors_origins: list[Annotated[str, Field(pattern=r"^https?://[a-z0-9.-]+(:\d{1,5})?$")]] = []
+    cors_origins: list[Annotated[str, Field(pattern=r"^https?://[a-z0-9.-]+(:\d{1,5})?$")]] = Field(default=[])
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=8100, ge=0, le=65535)
@@ -123,37 +100,12 @@ class ServiceSettings(BaseSettings):
             raise ValueError("not of the form postgresql://role:password@host:port/name") from None
         if set(value.removeprefix("postgresql://").rpartition("@")[0]) & set("@/?#"):
             raise ValueError("in a password @ / ? # are written %40 %2F %3F %23")
-        _check_port(url.port or POSTGRES_PORT)
+        check_port(url.port or POSTGRES_PORT)
         if unknown := set(url.query) - QUERY_KEYS:
             raise ValueError(f"unknown after the question mark: {', '.join(sorted(unknown))}")
         if url.query.get("pool_mode", "session") not in ("session", "transaction"):
             raise ValueError("pool_mode is session or transaction")
         return value
-
-    @field_validator("kafka_bootstrap")
-    @classmethod
-    def _has_possible_ports(cls, value: str) -> str:
-        for broker in value.split(","):
-            _check_port(int(broker.rpartition(":")[2]))
-        return value
-
-    @model_validator(mode="after")
-    def _plaintext_is_for_development(self) -> "ServiceSettings":
-        if self.kafka_security == "plaintext" and self.env != "development":
-            raise ValueError("PIN_KAFKA_SECURITY=plaintext is refused unless PIN_ENV=development")
-        return self
-
-    @model_validator(mode="after")
-    def _kafka_credentials_are_complete(self) -> "ServiceSettings":
-        if self.kafka_security == "sasl_ssl" and not (self.kafka_username and self.kafka_password):
-            raise ValueError("PIN_KAFKA_SECURITY=sasl_ssl needs PIN_KAFKA_USERNAME and PIN_KAFKA_PASSWORD")
-        if (self.kafka_cert_file is None) != (self.kafka_key_file is None):
-            raise ValueError("PIN_KAFKA_CERT_FILE and PIN_KAFKA_KEY_FILE belong together")
-        try:
-            self.kafka.client_arguments()
-        except OSError as error:  # SSLError too: a file that holds no certificate
-            raise ValueError(f"PIN_KAFKA_*_FILE: {error.strerror or error}") from None
-        return self
 
     @model_validator(mode="after")
     def _keys_and_pages_come_encrypted(self) -> "ServiceSettings":
@@ -172,36 +124,14 @@ class ServiceSettings(BaseSettings):
             raise ValueError("an issuer is named twice")
         return value
 
-    @property
-    def kafka(self) -> KafkaAddress:
-        """Where Kafka is."""
-        return KafkaAddress(
-            self.kafka_bootstrap,
-            self.kafka_security,
-            ca_file=_text(self.kafka_ca_file),
-            cert_file=_text(self.kafka_cert_file),
-            key_file=_text(self.kafka_key_file),
-            sasl_mechanism=self.kafka_sasl_mechanism,
-            username=self.kafka_username,
-            password=self.kafka_password.get_secret_value() if self.kafka_password else None,
-        )
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
-
-
-def _check_port(port: int) -> None:
-    if not 1 <= port <= LAST_PORT:
-        raise ValueError(f"no such port: {port}")
-
 
 def explain_invalid(error: ValidationError) -> SettingsInvalid:
     """Turn pydantic's report into one line per variable, without the values (they may be secrets)."""
     lines = []
     for problem in error.errors(include_input=False, include_url=False):
-        name = "PIN_" + "_".join(str(part) for part in problem["loc"]).upper() if problem["loc"] else "settings"
-        lines.append(f"{name}: {problem['msg']}")
+        said = problem["msg"].removeprefix("Value error, ")
+        name = "PIN_" + "_".join(str(part) for part in problem["loc"]).upper()
+        lines.append(f"{name}: {said}" if problem["loc"] else said)  # what concerns several variables names them
     return SettingsInvalid("\n".join(lines))
 
 

@@ -17,7 +17,7 @@ from devstack.stack import HOME, ROOT
 SOURCES: Final = ROOT / "contracts" / "judge"
 INSTALLED: Final = HOME / "asyncapi-parser"
 INSTALL_SECONDS: Final = 300
-_FILES: Final = ("package.json", "package-lock.json", "judge.mjs")
+_FILES: Final = ("package.json", "package-lock.json", "judge.mjs", "events.mjs")
 _NPM_CI: Final = (
     "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--fetch-retries=1",
     "--fetch-retry-mintimeout=1000", "--fetch-timeout=60000",
@@ -28,8 +28,8 @@ _AWAY: Final = {
 }  # fmt: skip
 
 
-class _NotRun(Exception):
-    """The parser can't be had here; the text says why."""
+class NotRun(Exception):
+    """The foreign code can't be had here; the text says why."""
 
 
 class _Failed(Exception):
@@ -49,7 +49,7 @@ def judge_contracts(contracts: Path = ROOT / "contracts", installed: Path = INST
     try:
         npm, node = _program("npm"), _program("node")
         _install(npm, installed)
-    except _NotRun as reason:
+    except NotRun as reason:
         print(f"AsyncAPI parser: not run ({reason})")
         return 1 if os.environ.get("CI") else 0
     except _Failed as reason:
@@ -60,10 +60,30 @@ def judge_contracts(contracts: Path = ROOT / "contracts", installed: Path = INST
     return 0 if judged.returncode == 0 and files else 1
 
 
+def read_records(records: bytes, installed: Path = INSTALLED) -> bytes:
+    """Let the CloudEvents SDK for JavaScript read Kafka records.
+
+    Args:
+        records: a JSON list of {key, headers, value}.
+        installed: where the SDK is kept.
+
+    Returns:
+        A JSON list of the events, as the SDK writes them.
+
+    Raises:
+        NotRun: no node or npm, or npm doesn't reach its registry.
+        subprocess.CalledProcessError: the SDK refuses a record (`stderr` says why).
+    """
+    npm, node = _program("npm"), _program("node")
+    _install(npm, installed)
+    done = subprocess.run([node, "events.mjs"], cwd=installed, input=records, capture_output=True, check=True)
+    return done.stdout
+
+
 def _program(name: str) -> str:
     path = shutil.which(name)
     if path is None:
-        raise _NotRun(f"no {name}")
+        raise NotRun(f"no {name}")
     return path
 
 
@@ -83,7 +103,7 @@ def _install(npm: str, folder: Path) -> None:
             [npm, *_NPM_CI], cwd=folder, capture_output=True, text=True, check=False, timeout=INSTALL_SECONDS
         )
     except subprocess.TimeoutExpired as error:
-        raise _NotRun(f"npm fetched nothing within {INSTALL_SECONDS} s") from error
+        raise NotRun(f"npm fetched nothing within {INSTALL_SECONDS} s") from error
     if done.returncode != 0:
         raise _refusal(done.stderr)
     marker.write_text(wanted)
@@ -92,7 +112,7 @@ def _install(npm: str, folder: Path) -> None:
 def _refusal(said: str) -> Exception:
     codes = re.findall(r"^npm (?:error|ERR!) code (\S+)$", said, re.MULTILINE)
     if _AWAY & set(codes):
-        return _NotRun(f"npm does not reach its registry: {codes[0]}")
+        return NotRun(f"npm does not reach its registry: {codes[0]}")
     lines = [line for line in said.splitlines() if line.startswith(("npm error ", "npm ERR! "))]
     reasons = [line.split(" ", 2)[2] for line in lines if " code " not in line]
     reason = reasons[0] if reasons else (said.strip().splitlines() or ["it said nothing"])[-1]

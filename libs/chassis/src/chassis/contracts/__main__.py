@@ -3,10 +3,13 @@
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from chassis.contracts import acl, queues
 from chassis.contracts.governance import ALONE, topics_declared_twice, unequal_partitions
@@ -22,7 +25,9 @@ from chassis.contracts.releases import (
 )
 from chassis.contracts.topics import broker_findings, ensure_topics
 from chassis.contracts.windows import window_gaps
+from chassis.kafka_settings import KafkaSettings
 from chassis.messaging import BrokerUnavailable, KafkaAddress
+from chassis.settings import SettingsInvalid, explain_invalid
 
 
 def findings(folder: Path, on: date) -> list[str]:
@@ -55,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
-    except (ContractInvalid, BrokerUnavailable) as error:
+    except (ContractInvalid, BrokerUnavailable, SettingsInvalid) as error:
         print(f"{options.verb}: {error}", file=sys.stderr)
         return 2
 
@@ -64,8 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m chassis.contracts", description=main.__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     topics = _verb(verbs, "topics", _topics, "create the topics that don't exist and report drift")
-    topics.add_argument("--bootstrap", required=True, help="host:port of a broker")
-    topics.add_argument("--security", choices=["plaintext", "ssl"], default="plaintext")
+    topics.add_argument("--bootstrap", help="host:port of a broker; the rest of how to reach it is PIN_KAFKA_...")
     topics.add_argument("--replicas", type=int, help="replication factor in place of the declared one")
     checked = _verb(verbs, "check", _check, "governance, examples, evolution and golden records of all contracts")
     kept = _verb(verbs, "release", _release, "keep a contract's version for ever; refuses a breaking change")
@@ -75,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         judged.add_argument("--on", type=date.fromisoformat, default=date.min, help=text)
     permissions = _verb(verbs, "acls", _acls, "print the Kafka permissions that the contracts imply")
     permissions.add_argument("--format", choices=["commands", "json"], default="commands")
-    permissions.add_argument("--bootstrap", default="localhost:9092", help="for the commands")
+    permissions.add_argument("--bootstrap", help="for the commands; without it PIN_KAFKA_BOOTSTRAP")
+    permissions.add_argument("--command-config", help="client properties (TLS, password) for the commands")
     _verb(verbs, "queues", _queues, f"write {queues.PAGE}")
     return parser
 
@@ -105,9 +110,18 @@ def _topics(options: argparse.Namespace) -> int:
 
 
 async def _make(options: argparse.Namespace) -> tuple[list[str], list[str], list[str]]:
-    address = KafkaAddress(options.bootstrap, options.security)
+    address = _address(options)
     created, differences = await ensure_topics(options.folder, address, replicas=options.replicas)
     return created, differences, await broker_findings(options.folder, address)
+
+
+def _address(options: argparse.Namespace) -> KafkaAddress:
+    """Return where Kafka is as the environment says it; --bootstrap wins over PIN_KAFKA_BOOTSTRAP."""
+    given = {"kafka_bootstrap": options.bootstrap} if options.bootstrap else {}
+    try:
+        return KafkaSettings(**given).kafka
+    except ValidationError as error:
+        raise explain_invalid(error) from None
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -131,8 +145,11 @@ def _release(options: argparse.Namespace) -> int:
 
 def _acls(options: argparse.Namespace) -> int:
     permissions = acl.acls(load_contracts(options.folder))
-    as_json = options.format == "json"
-    print(acl.as_json(permissions) if as_json else acl.as_commands(permissions, options.bootstrap), end="")
+    if options.format == "json":
+        print(acl.as_json(permissions), end="")
+    else:
+        bootstrap = options.bootstrap or os.environ.get("PIN_KAFKA_BOOTSTRAP") or "localhost:9092"
+        print(acl.as_commands(permissions, bootstrap, options.command_config), end="")
     return 0
 
 

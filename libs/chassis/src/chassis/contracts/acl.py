@@ -53,9 +53,17 @@ def acls(contracts: Iterable[Contract]) -> list[Acl]:
     return sorted(found)
 
 
-def as_commands(permissions: Sequence[Acl], bootstrap: str) -> str:
-    """Return a shell script of `kafka-acls.sh` commands (idempotent: a permission that exists stays one)."""
-    return "".join(f"kafka-acls.sh --bootstrap-server {bootstrap} {one.command()}\n" for one in permissions)
+def as_commands(permissions: Sequence[Acl], bootstrap: str, client_file: str | None = None) -> str:
+    """Return a shell script of `kafka-acls.sh` commands (idempotent: a permission that exists stays one).
+
+    Args:
+        permissions: what to grant.
+        bootstrap: `host:port` of the cluster.
+        client_file: properties with which the tool reaches it (TLS, user and password: never on a command line).
+    """
+    tool = ["kafka-acls.sh", "--bootstrap-server", bootstrap]
+    tool += ["--command-config", client_file] if client_file else []
+    return "".join(f"{shlex.join(tool)} {one.command()}\n" for one in permissions)
 
 
 def as_json(permissions: Sequence[Acl]) -> str:

@@ -64,7 +64,7 @@ class KafkaAddress:
         if self.security in ("ssl", "sasl_ssl"):
             context = ssl.create_default_context(cafile=self.ca_file)
             if self.cert_file is not None:
-                context.load_cert_chain(self.cert_file, self.key_file)
+                context.load_cert_chain(self.cert_file, self.key_file, password=str)  # "": never asks a terminal
             arguments["ssl_context"] = context
         if self.security == "sasl_ssl":
             arguments["sasl_mechanism"] = self.sasl_mechanism

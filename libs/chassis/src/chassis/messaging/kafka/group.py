@@ -19,6 +19,7 @@ from aiokafka.errors import (
     RebalanceInProgressError,
 )
 
+from chassis.messaging.kafka.causes import not_connected
 from chassis.messaging.records import KafkaAddress, Place, Received, unavailable
 
 SESSION_SECONDS: Final = 45
@@ -77,7 +78,7 @@ class GroupReader:
         try:
             await self._client.start()
         except (KafkaError, OSError) as error:
-            raise unavailable(self._address, error) from error
+            raise await not_connected(self._address, error) from error
 
     async def poll(self, seconds: float, limit: int) -> list[Received]:
         """Return the records that arrive within `seconds`, `limit` at most; each partition's in the order of offsets.
@@ -222,7 +223,7 @@ async def read_lag(
             await _add_unread(reader, await admin.describe_topics(), offsets, declared)
             ends = await reader.end_offsets({place for places in offsets.values() for place in places})
     except (KafkaError, OSError, TimeoutError) as error:
-        raise unavailable(address, error) from error
+        raise await not_connected(address, error) from error
     finally:
         await reader.stop()
         await admin.close()

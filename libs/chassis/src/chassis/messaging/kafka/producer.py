@@ -28,6 +28,7 @@ from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from chassis.messaging.delivery import MAX_RECORD_BYTES, MOST_REFUSALS, Delivery, Queue
+from chassis.messaging.kafka.causes import not_connected
 from chassis.messaging.records import (
     REFUSALS,
     KafkaAddress,
@@ -239,7 +240,7 @@ class Producer:
                 await client.start()
             started = True
         except (KafkaError, OSError, TimeoutError) as error:
-            raise unavailable(self._address, error) from error
+            raise await not_connected(self._address, error) from error
         finally:
             if not started:
                 await _end(client)

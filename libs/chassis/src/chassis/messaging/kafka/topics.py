@@ -7,6 +7,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError
 
+from chassis.messaging.kafka.causes import not_connected
 from chassis.messaging.records import BrokerUnavailable, KafkaAddress, TopicSpec, unavailable
 
 _AUTO_CREATE: Final = "auto.create.topics.enable"
@@ -122,7 +123,7 @@ class Admin:
             await self._client.start()
         except (KafkaError, OSError) as error:
             await self._client.close()
-            raise unavailable(self._address, error) from error
+            raise await not_connected(self._address, error) from error
         return self._client
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:

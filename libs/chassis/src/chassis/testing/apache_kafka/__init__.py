@@ -9,7 +9,8 @@ needs no Kafka client::
         producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap)
 
 Whatever keeps the broker from running is a :class:`KafkaUnavailable`, whose text is one line fit for a
-skip message. For development and tests only: no TLS, no authentication.
+skip message. For development and tests only: TLS and authentication are
+there where a test asks for listeners that have them.
 """
 
 from chassis.testing.apache_kafka.jars import KAFKA_VERSION, LOG4J_VERSION, KafkaUnavailable, fetch, find_java

@@ -11,7 +11,7 @@ import struct
 import subprocess
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -87,6 +87,7 @@ class ApacheKafka:
         self._owner = os.getpid()
         self._log_start = 0
         self._timeout = START_TIMEOUT_S
+        self._more_ports: Mapping[str, int] = {}
 
     @classmethod
     def start(
@@ -99,6 +100,8 @@ class ApacheKafka:
         heap: str = "512m",
         jvm: Sequence[str] = QUICK_JVM,
         timeout: float = START_TIMEOUT_S,
+        listeners: Mapping[str, str] | None = None,
+        config: Mapping[str, str] | None = None,
     ) -> Self:
         """Start a node and wait until clients can use it.
 
@@ -112,6 +115,9 @@ class ApacheKafka:
             heap: the most heap, in Java's notation.
             jvm: more options for the JVM.
             timeout: seconds until it must be ready, for this start and for each :meth:`restart`.
+            listeners: more client listeners, each with its security protocol ("SSL", "SASL_SSL"), on free ports
+                (see :meth:`at`); the plaintext one stays, for the node itself.
+            config: more lines for `server.properties`, which win over those made here.
 
         Returns:
             The running node.
@@ -133,19 +139,30 @@ class ApacheKafka:
                     _run_dir_option(run_dir), "-cp", str(lib_dir.absolute() / "*")]  # fmt: skip
             for tries_left in reversed(range(_PORT_TRIES if port is None else 1)):
                 try:
-                    return cls._start_on(run_dir, base, port, auto_create, timeout)
+                    return cls._start_on(run_dir, base, port, auto_create, timeout, listeners or {}, config or {})
                 except PortTaken:
                     if not tries_left:
                         raise
         raise AssertionError("not reached")
 
     @classmethod
-    def _start_on(cls, run_dir: Path, base: list[str], port: int | None, auto_create: bool, timeout: float) -> Self:
-        picked = free_ports(2)
+    def _start_on(
+        cls,
+        run_dir: Path,
+        base: list[str],
+        port: int | None,
+        auto_create: bool,
+        timeout: float,
+        listeners: Mapping[str, str],
+        config: Mapping[str, str],
+    ) -> Self:
+        picked = free_ports(2 + len(listeners))
         broker = cls(run_dir, port or picked[0], picked[1], [*base, "kafka.Kafka", "server.properties"])
         broker._timeout = timeout
+        broker._more_ports = dict(zip(listeners, picked[2:], strict=True))
         broker._require_ports()
-        _write_config(run_dir, broker.port, broker._controller_port, auto_create)
+        more = _more_listeners(broker._more_ports, listeners)
+        _write_config(run_dir, broker.port, broker._controller_port, auto_create, more, config)
         _format_storage(run_dir, base, timeout)
         broker._launch()
         return broker
@@ -154,6 +171,10 @@ class ApacheKafka:
     def pid(self) -> int | None:
         """The process id of the node, None when it isn't running."""
         return self._process.pid if self._process and self._process.poll() is None else None
+
+    def at(self, listener: str) -> str:
+        """Give "127.0.0.1:<port>" of one of the additional listeners."""
+        return f"{HOST}:{self._more_ports[listener]}"
 
     @property
     def log_path(self) -> Path:
@@ -194,7 +215,7 @@ class ApacheKafka:
         self.stop()
 
     def _require_ports(self) -> None:
-        for port in (self.port, self._controller_port):
+        for port in (self.port, self._controller_port, *self._more_ports.values()):
             if not is_free(port):
                 raise PortTaken(f"port taken: {HOST}:{port} is in use")
 
@@ -271,7 +292,21 @@ def _require_unused(run_dir: Path) -> None:
     _pid_file(run_dir).unlink(missing_ok=True)
 
 
-def _write_config(run_dir: Path, port: int, controller_port: int, auto_create: bool) -> None:
+def _more_listeners(ports: Mapping[str, int], protocols: Mapping[str, str]) -> Mapping[str, str]:
+    """The additions to the settings that name listeners; each begins with the comma."""
+    where = "".join(f",{name}://{HOST}:{port}" for name, port in ports.items())
+    how = "".join(f",{name}:{protocol}" for name, protocol in protocols.items())
+    return {"listeners": where, "advertised.listeners": where, "listener.security.protocol.map": how}
+
+
+def _write_config(
+    run_dir: Path,
+    port: int,
+    controller_port: int,
+    auto_create: bool,
+    more_listeners: Mapping[str, str],
+    more: Mapping[str, str],
+) -> None:
     # log.dirs is relative to the node's working folder: so a comma or a blank in the path does no harm
     config = {
         "process.roles": "broker,controller",
@@ -294,6 +329,7 @@ def _write_config(run_dir: Path, port: int, controller_port: int, auto_create: b
         config |= {f"{topic}.replication.factor": "1", f"{topic}.num.partitions": "4"}
     for topic in ("transaction.state.log", "share.coordinator.state.topic"):
         config |= {f"{topic}.min.isr": "1"}
+    config = {key: value + more_listeners.get(key, "") for key, value in config.items()} | dict(more)
     (run_dir / "server.properties").write_text("".join(f"{key}={value}\n" for key, value in config.items()))
     (run_dir / "log4j2.properties").write_text(_LOG4J_CONFIG)
 
