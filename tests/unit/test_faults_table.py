@@ -13,7 +13,7 @@ ARRIVING = re.compile(r"libs/chassis/test_consumer_\w+\.py::")
 """Tests of consumers come with a branch of their own; until a name is found, only these may be missing."""
 
 
-def tests_of(path: Path) -> set[str]:
+def names_in(path: Path) -> set[str]:
     """Return the names of a file's test functions and methods."""
     if not path.is_file():
         return set()
@@ -33,7 +33,7 @@ def broken_rows(table: str, tests: Path = TESTS) -> list[str]:
             found.append(f"{row['fault'].strip()}: no test, or not said how it would show")
         for name in names:
             file, _, test = name.partition("::")
-            if test not in tests_of(tests / file) and not ARRIVING.match(name):
+            if test not in names_in(tests / file) and not ARRIVING.match(name):
                 found.append(f"{row['fault'].strip()}: there is no {name}")
     return found
 
@@ -48,7 +48,7 @@ def test_every_known_fault_has_tests_that_exist():
     ("row", "said"),
     [
         ("| a fault | somehow | |", "no test"),
-        ("| a fault | | `unit/test_faults_table.py::tests_of` |", "how it would show"),
+        ("| a fault | | `unit/test_faults_table.py::names_in` |", "how it would show"),
         ("| a fault | somehow | `unit/test_faults_table.py::test_gone` |", "there is no unit/test_faults_table.py"),
         ("| a fault | somehow | `unit/test_gone.py::test_gone` |", "there is no unit/test_gone.py"),
     ],

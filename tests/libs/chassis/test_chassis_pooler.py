@@ -4,7 +4,7 @@ Each fault is shown with a plain connection first, so that the pooler of the tes
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from uuid import UUID
 
 import asyncpg
@@ -37,8 +37,8 @@ def plain_url(pooler: PgBouncer, scratch: TestDatabase) -> str:
 
 
 @pytest.fixture
-async def pooled(plain_url: str, opened: Callable[..., Database]) -> AsyncIterator[Database]:
-    yield opened(f"{plain_url}?pool_mode=transaction", pool_size=5)
+async def pooled(plain_url: str, opened: Callable[..., Database]) -> Database:
+    return opened(f"{plain_url}?pool_mode=transaction", pool_size=5)
 
 
 async def test_what_is_set_for_a_session_reaches_others_and_our_actor_does_not(

@@ -13,7 +13,7 @@ from sqlalchemy import create_mock_engine, text
 import crm
 from chassis import migrations
 from chassis.db import Actor, Database, open_connection
-from chassis.testing.plugin import DatabaseTemplates, TestDatabase
+from chassis.testing.plugin import DatabaseTemplates
 from crm.tables import metadata
 
 FOLDER = migrations.migrations_of(crm.__file__)

@@ -1,4 +1,4 @@
-"""A real crm process: every loop lives through the loss of all connections, and a stop cuts no request and hangs on none."""
+"""A real crm process: its loops live through the loss of all connections; a stop cuts no request and hangs on none."""
 
 import asyncio
 import signal
@@ -89,7 +89,7 @@ async def test_every_loop_goes_on_in_the_same_process_after_all_backends_were_ki
 
         async def watched() -> bool:
             found = await samples(client)
-            return found["pin_background_dead_loops"] == 0 and found["pin_outbox_oldest_age_seconds"] == 0
+            return found["pin_background_dead_loops"] == 0 and found["pin_outbox_pending"] == 0
 
         await eventually(watched, RESUME_SECONDS)
         assert await answers(client, "/health/live")
@@ -113,7 +113,7 @@ async def test_a_stop_finishes_the_request_in_hand_and_waits_for_no_one_who_is_s
         async with connected.admin.transaction():
             await connected.admin.execute("lock table crm.deal in exclusive mode")
             slow = asyncio.create_task(client.post(f"/v1/deals/{deal}/cancel"))
-            await eventually(lambda: connected.blocked_pid())
+            await eventually(connected.blocked_pid)
             process.send_signal(signal.SIGTERM)
             asked = time.monotonic()
             await eventually(lambda: refuses(port))
