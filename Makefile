@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 export PIN_CASES ?= ../shared/cases
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down kafka topics token job crm test test-messaging check lint types contracts queues acls openapi requirements bench chaos lock clean
+.PHONY: help setup demo up down kafka topics token job crm test test-messaging test-pooled check lint types contracts queues acls openapi requirements bench chaos lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -42,6 +42,13 @@ test: setup ## run the tests on embedded Postgres and Kafka
 
 test-messaging: setup ## run the messaging and fault tests only (with PIN_KAFKA=apache on Apache Kafka)
 	@$(BIN)/python -m pytest -m "messaging or chaos" tests $(ARGS)
+
+test-pooled: setup ## run the database tests behind pgbouncer in transaction mode (says so where it is not installed)
+	@if command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer; then \
+	  PIN_POOLER=pgbouncer $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/services tests/libs/chassis \
+	    -m "not messaging and not chaos" $(ARGS); \
+	elif [ -n "$$CI" ]; then echo "test-pooled: pgbouncer is not installed (Debian package pgbouncer)" >&2; exit 1; \
+	else echo "test-pooled: skipped, pgbouncer is not installed (Debian package pgbouncer)"; fi
 
 check: lint types contracts requirements test ## everything that CI runs before the tests on Apache Kafka
 

@@ -63,6 +63,7 @@ def declared(contracts, name):
     return next((contract, message) for contract, message in every_message(contracts) if message.name == name)
 
 
+@pytest.mark.req("EVT-134y")
 def test_every_event_type_in_code_is_listed_and_declared(publishers, contracts):
     assert publishers
     assert [sentence for publisher in publishers for sentence in unlisted(publisher)] == []

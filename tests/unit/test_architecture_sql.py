@@ -76,6 +76,28 @@ def clocks_in_sql(name: str, text: str) -> list[str]:
     return found
 
 
+SESSION_STATE = re.compile(
+    r"\bpg_(?:try_)?advisory_(?:lock|unlock)\w*\s*\(|\bset_config\s*\([^)]*,\s*false\s*\)"
+    r"|^\s*(?:set\s+(?!local\b|transaction\b)\w+(?:\.\w+)?\s*(?:=|to\b)|listen\s+\w+\s*$|prepare\s+\w+\s+as\b"
+    r"|create\s+temp(?:orary)?\b)",
+    re.IGNORECASE,
+)
+
+
+def session_state(name: str, text: str) -> list[str]:
+    """Behind a transaction pooler the next transaction is another client's: nothing outlives its transaction.
+
+    Migrations are spared: they connect past the pooler.
+    """
+    if "/migrations" in name:
+        return []
+    return [
+        f"{name}:{line}: {match[0].strip()} outlives its transaction; a pooler gives the connection to others"
+        for line, sql in strings(name, text)
+        for match in SESSION_STATE.finditer(sql)
+    ]
+
+
 def unqualified_tables(name: str, text: str) -> list[str]:
     """A table is named with its schema: what search_path says decides nothing."""
     sentences = []
@@ -101,7 +123,7 @@ def sources() -> dict[str, str]:
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths if testing not in path.parents}
 
 
-@pytest.mark.parametrize("rule", [clocks_in_sql, unqualified_tables], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [clocks_in_sql, session_state, unqualified_tables], ids=lambda rule: rule.__name__)
 def test_the_repository_keeps_the_rule(rule):
     assert [sentence for name, text in sources().items() for sentence in rule(name, text)] == []
 
@@ -180,6 +202,38 @@ def test_a_table_without_schema_is_refused(sql, said):
 )
 def test_what_names_a_schema_or_no_table_passes(sql):
     assert unqualified_tables(CRM, f"_SQL = {sql!r}") == []
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select pg_advisory_lock(1)",
+        "select pg_try_advisory_lock(hashtext('crm.outbox'), $1)",
+        "select pg_advisory_unlock_all()",
+        "select set_config('app.tenant', :tenant, false)",
+        "set lock_timeout = '1s'",
+        "SET plan_cache_mode TO force_custom_plan",
+        "listen outbox",
+        "create temp table x (id int)",
+    ],
+)
+def test_what_outlives_its_transaction_is_refused(sql):
+    (said,) = session_state(CRM, f'_SQL = "{sql}"')
+    assert said.startswith(f"{CRM}:1: ")
+    assert "outlives its transaction" in said
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select pg_try_advisory_xact_lock(1)",
+        "select set_config('app.tenant', :tenant, true)",
+        "set local lock_timeout = '1s'",
+        "update crm.deal set title = 'x'",
+    ],
+)
+def test_what_ends_with_its_transaction_passes(sql):
+    assert session_state(CRM, f'_SQL = "{sql}"') == []
 
 
 def test_sql_files_are_read_too():

@@ -13,7 +13,7 @@ import crm
 from chassis.audit import AuditSealer
 from chassis.cli import ServiceCommand
 from chassis.clock import MovableClock
-from chassis.db import Database
+from chassis.db import Database, open_connection
 from chassis.testing.plugin import DatabaseTemplates, TestDatabase
 from crm.app import build
 from crm.settings import CrmSettings
@@ -31,7 +31,7 @@ Verb = Callable[..., tuple[int, str, str]]
 async def database(databases: DatabaseTemplates, clock: MovableClock) -> AsyncIterator[TestDatabase]:
     """A migrated database with five sealed rows, written by the API's role and sealed by the system's."""
     made = await databases.make("crm", ROOT / "services/crm/migrations")
-    api = await asyncpg.connect(made.api_url)
+    api = await open_connection(made.api_url)
     await api.execute(INSERT)
     await api.close()
     system = Database(made.system_url, application_name="test")
@@ -99,7 +99,7 @@ async def test_what_is_no_head_is_not_understood(verb: Verb) -> None:
     ],
 )
 async def test_no_role_of_the_service_changes_a_seal(database: TestDatabase, role: str, statement: str) -> None:
-    connection = await asyncpg.connect(getattr(database, f"{role}_url"))
+    connection = await open_connection(getattr(database, f"{role}_url"))
     try:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await connection.execute(statement)
@@ -109,7 +109,7 @@ async def test_no_role_of_the_service_changes_a_seal(database: TestDatabase, rol
 
 @pytest.mark.parametrize("role", ["api", "system"])
 async def test_no_role_of_the_service_chooses_a_rows_place_in_the_order(database: TestDatabase, role: str) -> None:
-    connection = await asyncpg.connect(getattr(database, f"{role}_url"))
+    connection = await open_connection(getattr(database, f"{role}_url"))
     chosen = INSERT.replace("details)", "details, xid)").replace("'{}'", "'{}', '1'::xid8")
     try:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):

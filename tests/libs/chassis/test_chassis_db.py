@@ -352,3 +352,18 @@ async def test_a_database_that_offers_no_tls_is_not_used_without_it(scratch: Tes
     lenient = Database(f"{address}?sslmode=disable", application_name="lenient")
     await lenient.ping()
     await lenient.close()
+
+
+async def test_sessions_read_what_is_committed_whatever_the_servers_default(
+    scratch: TestDatabase, admin: "asyncpg.Connection[asyncpg.Record]", opened: Callable[..., Database]
+) -> None:
+    """Under REPEATABLE READ a claim of rows that others change fails with serialization errors."""
+    await admin.execute(f"alter database \"{scratch.name}\" set default_transaction_isolation = 'repeatable read'")
+    try:
+        database = opened(scratch.system_url)
+        for session_of in (database.write, database.read):
+            async with session_of() as session:
+                level = (await session.execute(text("show transaction_isolation"))).scalar_one()
+                assert level == "read committed"
+    finally:
+        await admin.execute(f'alter database "{scratch.name}" reset default_transaction_isolation')

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.messaging
 
 UNKNOWN_SERVER_ERROR = -1
 MESSAGE_TOO_LARGE = 10
+OUT_OF_ORDER_SEQUENCE = 45
 NOT_ENOUGH_REPLICAS = 19
 NOWHERE = KafkaAddress("127.0.0.1:1")
 
@@ -166,6 +167,27 @@ async def test_nothing_of_a_partition_is_sent_behind_a_batch_that_was_refused(
     assert len(passed) == 1
     await producer.publish(batches)
     assert read(broker, topic, 12) == list(range(12))
+
+
+async def test_a_producer_that_is_out_of_sequence_is_replaced_and_what_it_held_is_sent_again(
+    broker: TestBroker, topic: str, proxy: KafkaProxy, producer: Producer
+):
+    """The library repeats a batch that is out of sequence for ever; only another producer id gets it through."""
+    stuck: list[object] = []
+
+    def refuse_the_first_client(request: Request) -> Fate | bytes:
+        if request.api != PRODUCE or (stuck and producer._client is not stuck[0]):
+            return Fate.PASS
+        stuck.append(producer._client)
+        return request.refusal(OUT_OF_ORDER_SEQUENCE)
+
+    proxy.judge = refuse_the_first_client
+    with pytest.raises(BrokerUnavailable):
+        await producer.publish(records(topic, 3))
+    assert stuck
+    await producer.publish(records(topic, 3))
+    assert producer._client is not stuck[0]
+    assert read(broker, topic, 3) == [0, 1, 2]
 
 
 async def test_a_refusal_that_passes_is_retried_in_order(

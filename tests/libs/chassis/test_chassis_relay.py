@@ -162,6 +162,7 @@ async def test_one_hot_lane_is_drained_in_growing_turns(
     assert [int(event.value) for event in events] == list(range(1, 6001))
 
 
+@pytest.mark.req("EVT-111")
 async def test_turns_shrink_until_the_broker_acknowledges_them(
     scene: Scene, broker: TestBroker, topic: str, admin: Connection
 ):
@@ -362,6 +363,7 @@ class Killing(Producer):
         return publication
 
 
+@pytest.mark.req("EVT-030")
 async def test_a_crash_between_acknowledgement_and_delete_sends_the_same_ids_again(
     scene: Scene, broker: TestBroker, topic: str, note: Note, admin: Connection
 ):
@@ -417,6 +419,7 @@ async def test_an_error_in_the_relays_own_sql_is_not_waited_out(scene: Scene, br
 # --- figures
 
 
+@pytest.mark.req("EVT-109")
 async def test_the_watch_shows_age_and_number_of_unpublished_rows(
     scene: Scene, broker: TestBroker, topic: str, note: Note, admin: Connection
 ):

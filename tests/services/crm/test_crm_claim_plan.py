@@ -56,7 +56,7 @@ async def explain(world: World, cursor: tuple[Any, ...], *, generic: bool, analy
     types = "bigint, text, uuid, timestamptz" + (", timestamptz, uuid" if cursor else "")
     values = (LIMIT, "timeline-overdue", uuid4(), world.now, *cursor)
     literals = ", ".join(str(value) if isinstance(value, int) else f"'{value}'" for value in values)
-    worker = await open_connection(world.database.system_url)
+    worker = await open_connection(world.database.direct_url("crm_system"))
     try:
         mode = "force_generic_plan" if generic else "force_custom_plan"
         await worker.execute(f"set plan_cache_mode = {mode}; prepare claim ({types}) as {sql}")

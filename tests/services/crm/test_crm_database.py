@@ -13,7 +13,7 @@ from sqlalchemy import create_mock_engine, text
 import crm
 from chassis import migrations
 from chassis.db import Actor, Database, open_connection
-from chassis.testing.plugin import DatabaseTemplates, TestDatabase
+from chassis.testing.plugin import DatabaseTemplates
 from crm.tables import metadata
 
 FOLDER = migrations.migrations_of(crm.__file__)
@@ -29,12 +29,9 @@ order by 1
 """
 
 
-def url_of(database: TestDatabase, role: str) -> str:
-    return {"crm_api": database.api_url, "crm_system": database.system_url, "crm_owner": database.owner_url}[role]
-
-
 async def as_role(world: World, role: str, tenant: UUID = TENANT) -> "asyncpg.Connection[asyncpg.Record]":
-    connection = await open_connection(url_of(world.database, role))
+    """Past a pooler, behind which what is set for the session would reach others."""
+    connection = await open_connection(world.database.direct_url(role))
     world._closing.append(connection.close)
     await connection.execute("select set_config('app.tenant', $1, false)", str(tenant))
     return connection

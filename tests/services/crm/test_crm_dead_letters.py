@@ -53,7 +53,7 @@ def on_call(world: World) -> httpx.AsyncClient:
     return world.client(bearer=token(scope=SCOPES, roles=["platform-admin"], sub="olga"))
 
 
-@pytest.mark.req("EVT-105", "EVT-119", "OPS-153")
+@pytest.mark.req("EVT-105", "EVT-119")
 async def test_dead_letters_are_listed_by_filter_and_page(keep: Kept, on_call: httpx.AsyncClient) -> None:
     ids = [await keep(code=code) for code in ("not_json", "empty_value", "not_json")]
     first = (await on_call.get(PATH, params={"errorCode": "not_json", "limit": 1})).json()
@@ -62,6 +62,19 @@ async def test_dead_letters_are_listed_by_filter_and_page(keep: Kept, on_call: h
     assert second["next"] is None
     assert first["items"][0]["disposition"] == "quarantine"
     assert "value" not in first["items"][0]
+
+
+@pytest.mark.req("OPS-153b")
+async def test_every_consumer_has_dead_letters_of_its_own(world: World, keep: Kept, on_call: httpx.AsyncClient) -> None:
+    mine = await keep()
+    record = Received(TOPIC, 3, 0, 1_764_493_200_123, b"unit-1", BYTES, ())
+    letter = Letter(record, None, None, Fault("Unreadable", "not_json", ""), "quarantine", 1, world.now, world.now)
+    async with world.system().write() as session:
+        await Store("crm", "pin.crm.offers").set_aside(session, letter)
+    listed = (await on_call.get(PATH, params={"consumer": GROUP})).json()["items"]
+    assert [item["id"] for item in listed] == [str(mine)]
+    (others,) = (await on_call.get(PATH, params={"consumer": "pin.crm.offers"})).json()["items"]
+    assert (others["topic"], others["recordOffset"]) == (TOPIC, 0), "the same record, for another consumer"
 
 
 async def test_a_dead_letter_is_shown_byte_for_byte(keep: Kept, on_call: httpx.AsyncClient) -> None:

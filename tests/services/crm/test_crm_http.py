@@ -229,6 +229,7 @@ async def test_what_was_asked_is_what_is_kept(world: World, client) -> None:
     assert (await client.get(f"/v1/deals/{deal}")).json()["title"] == "Квартира № 12 \\ \t «угол»"
 
 
+@pytest.mark.req("EVT-126")
 async def test_events_of_a_command_carry_the_request_and_the_version_of_the_deal(world: World, client) -> None:
     client.headers["x-request-id"] = "request-42"
     deal = await open_deal(client)

@@ -117,6 +117,7 @@ class Database:
                 "async_creator_fn": connect,
                 "prepared_statement_cache_size": 0 if pooled else STATEMENTS_KEPT,
             },
+            isolation_level="READ COMMITTED",  # said, since a server's default may be another: claims would then fail
             pool_size=pool_size,
             max_overflow=pool_size,
             pool_pre_ping=True,

@@ -58,13 +58,17 @@ class TestDatabase:
 
     def _url(self, role: str) -> str:
         if self.pooler is None or role.endswith("_owner"):
-            return self.server.url(role, self.name)
+            return self.direct_url(role)
         return f"postgresql://{role}@{HOST}:{self.pooler.port}/{self.name}?pool_mode=transaction"
 
     @property
     def owner_url(self) -> str:
         """Address for migrations."""
         return self.server.url(f"{self.schema}_owner", self.name)
+
+    def direct_url(self, role: str) -> str:
+        """Return a role's address past the pooler, for tests that look at or set what belongs to a server session."""
+        return self.server.url(role, self.name)
 
     def variables(self, bootstrap: str) -> dict[str, str]:
         """Return the environment variables with which the service runs on this database and a broker."""
