@@ -133,7 +133,7 @@ class TestDuplicates:
         assert await written(system) == [("k", 1)]
 
 
-@pytest.mark.req("EVT-117", "EVT-118", "OPS-153c")
+@pytest.mark.req("EVT-117", "EVT-118", "OPS-153", "OPS-153c")
 class TestHandlerFailures:
     async def test_five_attempts_then_the_key_is_parked_and_others_flow_meanwhile(
         self, batches: Batches, desk: Desk, tape: Tape, system: Database, admin: Connection
