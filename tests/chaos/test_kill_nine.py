@@ -108,6 +108,8 @@ async def test_no_step_is_lost_or_announced_under_two_ids_when_jobs_and_relays_a
     moved = {str(row["id"]) for row in await admin.fetch("select id from crm.deal_timeline_event")}
     announced = await admin.fetch(
         "select convert_from(payload, 'utf8')::jsonb ->> 'TimelineEventId' as step, event_id from crm.outbox"
+        " where topic = $1",
+        TOPIC,
     )
     audited = await admin.fetch("select entity_id::text as step from crm.audit_log")
     assert len(moved) == DUE_THOUSANDS * 1000

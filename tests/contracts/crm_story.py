@@ -20,6 +20,7 @@ from chassis.consumers.handling import Handling
 from chassis.contracts import every_message
 from chassis.db import Actor, Database
 from chassis.messaging import Received
+from chassis.runtime import Stop
 from crm import commands, messages
 from crm.app import Crm, build
 from crm.domain import DealStatus, DealTimelineEventType
@@ -115,7 +116,7 @@ async def _set_aside(system, clock) -> None:
     raw = tuple((name, value.encode()) for name, value in headers.items())
     record = Received(HOLD_ANSWERED, 0, 12, 1_796_000_000_000, b"unit-1", b"{}", raw)
     metrics = ConsumerMetrics(CollectorRegistry())
-    await Batches(Handling(system, consumer, "crm", clock, metrics)).take([record])
+    await Batches(Handling(system, consumer, "crm", clock, metrics)).take([record], Stop())
 
 
 async def _seal(system, clock) -> None:

@@ -200,8 +200,14 @@ async def test_no_broker_is_an_error_of_its_own(tmp_path: Path):
 
 @pytest.mark.messaging
 def test_the_command_creates_reports_and_refuses(
-    tmp_path: Path, broker: TestBroker, topic_name: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    broker: TestBroker,
+    topic_name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setenv("PIN_ENV", "development")
+    monkeypatch.setenv("PIN_KAFKA_SECURITY", "plaintext")
     contract(tmp_path, GOOD.format(topic=topic_name))
     arguments = ["topics", str(tmp_path), "--bootstrap", broker.running.bootstrap, "--replicas", "1"]
     assert main(arguments) == 0
