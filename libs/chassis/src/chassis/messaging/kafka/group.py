@@ -6,6 +6,7 @@ that is taken away is announced before it goes, so that a batch in hand can be f
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import structlog
@@ -28,6 +29,7 @@ REBALANCE_SECONDS: Final = 30
 """How long the group waits for a member that finishes its batch."""
 
 LONGEST_CLOSE: Final = 5.0
+NONE_DECLARED: Final[Mapping[str, Collection[str]]] = MappingProxyType({})
 LONGEST_COMMIT: Final = 10.0
 log = structlog.get_logger(__name__)
 
@@ -196,7 +198,7 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
 
 
 async def read_lag(
-    address: KafkaAddress, prefix: str, declared: Mapping[str, Collection[str]]
+    address: KafkaAddress, prefix: str, declared: Mapping[str, Collection[str]] = NONE_DECLARED
 ) -> dict[str, dict[Place, int]]:
     """Return how many records each group has not committed yet, per partition.
 
