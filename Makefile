@@ -41,7 +41,7 @@ test: setup ## run the tests on embedded Postgres and Kafka
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests $(ARGS)
 
 test-messaging: setup ## run the messaging and fault tests only (with PIN_KAFKA=apache on Apache Kafka)
-	@$(BIN)/python -m pytest -m "messaging or chaos" tests $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "messaging or chaos" tests $(ARGS)
 
 test-pooled: setup ## run the database tests behind pgbouncer in transaction mode (says so where it is not installed)
 	@if command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer; then \
