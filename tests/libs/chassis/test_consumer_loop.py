@@ -7,6 +7,8 @@ from uuid import uuid4
 
 import orjson
 import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from confluent_kafka import Producer as ForeignProducer
 from consumer_world import (
     NOTED,
@@ -96,6 +98,28 @@ async def test_what_a_foreign_producer_takes_back_has_no_effect(
     async with running(loop):
         await eventually(lambda: 2 in desk.calls)
     assert desk.calls == [0, 2]
+
+
+@pytest.mark.xfail(strict=True, reason="the client library decodes the names of headers strictly")
+async def test_a_header_name_that_is_not_utf8_stops_nobody(
+    system: Database, broker: TestBroker, topic: str, eventually: Callable
+) -> None:
+    class Bytes(str):
+        def encode(self, *_: object) -> bytes:
+            return b"\xff"
+
+    desk = Desk()
+    producer = AIOKafkaProducer(bootstrap_servers=broker.running.bootstrap)
+    await producer.start()
+    batch = producer.create_batch()
+    batch._builder = _DefaultRecordBatchBuilderPy(2, 0, 0, -1, -1, -1, 10_000)
+    batch.append(timestamp=0, key=b"bad", value=b"{}", headers=[(Bytes("x"), b"")])
+    await (await producer.send_batch(batch, topic, partition=0))
+    await producer.stop()
+    send_notes(broker.running.bootstrap, topic, [("k", 1)])
+    async with running(ConsumerLoop(handling_of(system, notes_consumer(topic, desk)), broker.address)) as task:
+        await eventually(lambda: desk.calls == [1] or task.done())
+        assert desk.calls == [1]
 
 
 @pytest.mark.req("EVT-026", "EVT-027", "EVT-033")
