@@ -18,6 +18,8 @@ from chassis.db import (
     copy_lines,
     copy_text,
     driver_connection,
+    driver_error,
+    gathered,
     is_infrastructure,
     mark_emitted,
     safe_address,
@@ -330,19 +332,6 @@ def test_an_address_is_shown_without_user_and_password():
     assert "secret" not in safe_address("postgresql://user:secret@/pin")
 
 
-async def test_an_error_that_the_block_swallowed_is_not_answered_with_success(system: Database):
-    async def careless() -> None:
-        async with system.write() as session:
-            await session.execute(text("insert into crm.thing (id, rank) values (gen_random_uuid(), 1)"))
-            with contextlib.suppress(DBAPIError):
-                await session.execute(text("insert into crm.thing (id, rank) values (gen_random_uuid(), null)"))
-
-    with pytest.raises(asyncpg.InFailedSQLTransactionError):
-        await careless()
-    async with system.read() as session:
-        assert (await session.execute(text("select count(*) from crm.thing"))).scalar_one() == 0
-
-
 async def test_a_database_that_offers_no_tls_is_not_used_without_it(scratch: TestDatabase):
     address = scratch.server.url("crm_system", scratch.name)
     strict = Database(f"{address}?sslmode=require", application_name="strict")
@@ -367,3 +356,37 @@ async def test_sessions_read_what_is_committed_whatever_the_servers_default(
                 assert level == "read committed"
     finally:
         await admin.execute(f'alter database "{scratch.name}" reset default_transaction_isolation')
+
+
+async def swallowing(system: Database) -> None:
+    """Write, then go on after a statement that the database refused."""
+    async with system.write() as session:
+        await session.execute(ADD)
+        with contextlib.suppress(asyncpg.CheckViolationError):
+            await (await driver_connection(session)).execute(
+                "insert into crm.thing (id, rank, worth) values (gen_random_uuid(), 1, -1)"
+            )
+
+
+async def test_a_commit_that_the_server_answers_with_rollback_is_an_error(system: Database, admin: Connection):
+    with pytest.raises(DBAPIError) as raised:
+        await swallowing(system)
+    assert isinstance(driver_error(raised.value), asyncpg.InFailedSQLTransactionError)
+    assert await things(admin) == 0
+    async with system.write() as session:
+        await session.execute(ADD)
+    assert await things(admin) == 1, "the connection is fit for use"
+
+
+async def test_what_a_savepoint_undoes_is_not_gathered(system: Database, admin: Connection):
+    async with system.write() as session, gathered(session):
+        for rank, undone in enumerate((False, True, False)):
+            with contextlib.suppress(LookupError):
+                async with session.begin_nested():
+                    await copy_lines(session, "crm.thing", ("id", "rank"), [f"{uuid4()}\t{rank}"])
+                    async with session.begin_nested():
+                        await copy_lines(session, "crm.thing", ("id", "rank"), [f"{uuid4()}\t{rank + 10}"])
+                    if undone:
+                        raise LookupError
+    ranks = await admin.fetch("select rank from crm.thing order by rank")
+    assert [row["rank"] for row in ranks] == [0, 2, 10, 12]

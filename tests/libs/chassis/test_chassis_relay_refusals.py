@@ -1,7 +1,7 @@
 """Rows that the broker refuses: counted, parked with their key, never in the way of others, never overtaken."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 
 import asyncpg
@@ -12,7 +12,16 @@ from relay_scene import FILL, OUTBOX, Connection, Counting, Scene, drain, pendin
 
 from chassis.clock import MovableClock
 from chassis.db import driver_connection
-from chassis.messaging import BrokerUnavailable, KafkaAddress, Producer, Publication, TopicSpec, create_topics
+from chassis.messaging import (
+    BrokerUnavailable,
+    KafkaAddress,
+    Producer,
+    Publication,
+    Record,
+    RecordRefused,
+    TopicSpec,
+    create_topics,
+)
 from chassis.outbox import Cause, Message, lane_of
 from chassis.relay import NotParked, OutboxWatch, Relay
 from chassis.runtime import Stop
@@ -199,8 +208,7 @@ async def test_an_outage_spends_no_attempt_of_a_row_that_waits_for_its_next_one(
     scene.producers[0]._ack_timeout = 0.5
     for _ in range(3):
         proxy.judge = refusing(code)
-        with pytest.raises(BrokerUnavailable):
-            await try_again(relay, clock, 100)
+        await try_again(relay, clock, 100)
     assert await state(admin) == [(BAD, 1, True)]
     assert len(await parked_keys(admin)) == 1
 
@@ -498,3 +506,38 @@ async def test_a_parked_key_of_the_outbox_is_unknown_to_the_apis_role(scene: Sce
         connection = await driver_connection(session)
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await connection.execute("select 1 from crm.outbox_parked_key")
+
+
+class Leaderless(Producer):
+    """Refuses one topic's records, and then knows nothing of them any more, as if its partition had lost its leader."""
+
+    refusing = True
+
+    async def deliver(self, records: Sequence[Record]) -> Publication:
+        publication = Publication()
+        for at, record in enumerate(records):
+            if record.topic != "pin.test.leaderless.v1":
+                publication.acknowledged.add(at)
+            elif self.refusing:
+                publication.refused[at] = RecordRefused(record, "no such topic", final=False)
+            else:
+                publication.trouble = BrokerUnavailable("no leader")
+        return publication
+
+
+async def test_a_refused_row_whose_partition_is_away_keeps_nobody_waiting(
+    scene: Scene, broker: TestBroker, admin: Connection, note: Note, clock: MovableClock
+) -> None:
+    producer = scene.producer(broker.address, Leaderless)
+    relay = scene.relay(producer, clock=clock)
+    await scene.emit([note("pin.test.leaderless.v1", BAD, 1)])
+    await relay.run_once()
+    producer.refusing = False
+    await scene.emit([note("pin.test.other.v1", "good", 1)])
+    await try_again(relay, clock, 2)
+    assert await state(admin) == [(BAD, 1, True)]
+    producer.refusing = True
+    await try_again(relay, clock, 2)
+    assert await state(admin) == [(BAD, 1, True)], "not asked again so soon"
+    await try_again(relay, clock, 30)
+    assert await state(admin) == [(BAD, 2, True)]

@@ -5,8 +5,22 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
+import orjson
 import pytest
-from consumer_world import NOTED, Desk, Note, handling_of, letters, notes_consumer, send_notes, written
+from aiokafka import AIOKafkaProducer
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
+from confluent_kafka import Producer as ForeignProducer
+from consumer_world import (
+    NOTED,
+    Desk,
+    Note,
+    envelope_headers,
+    handling_of,
+    letters,
+    notes_consumer,
+    send_notes,
+    written,
+)
 from prometheus_client import CollectorRegistry
 
 from chassis.consumers import Consumer, ConsumerLoop, Handler
@@ -45,6 +59,67 @@ async def test_records_are_handled_once_and_in_the_order_of_their_key(
         ranks = [rank for note, rank in await written(system) if note == key]
         assert ranks == sorted(ranks)
     assert await letters(system) == []
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+async def test_what_a_foreign_producer_compresses_is_read(
+    system: Database, broker: TestBroker, topic: str, eventually: Callable, codec: str
+) -> None:
+    """Whoever can't decompress a batch reads it again for ever, and nothing behind it."""
+    desk = Desk()
+    loop = ConsumerLoop(handling_of(system, notes_consumer(topic, desk)), broker.address)
+    producer = ForeignProducer(
+        {"bootstrap.servers": broker.running.bootstrap, "compression.type": codec, "linger.ms": 50}
+    )
+    for number in range(20):
+        value = orjson.dumps({"number": number, "key": "k" * 200})
+        producer.produce(topic, key=b"k", value=value, headers=envelope_headers())
+    assert producer.flush(20) == 0
+    async with running(loop):
+        await eventually(lambda: desk.calls == list(range(20)))
+
+
+async def test_what_a_foreign_producer_takes_back_has_no_effect(
+    system: Database, broker: TestBroker, topic: str, eventually: Callable
+) -> None:
+    if broker.running.kind == "embedded":
+        pytest.skip("the embedded broker keeps no marks of transactions")
+    desk = Desk()
+    loop = ConsumerLoop(handling_of(system, notes_consumer(topic, desk)), broker.address)
+    producer = ForeignProducer({"bootstrap.servers": broker.running.bootstrap, "transactional.id": topic})
+    producer.init_transactions(20)
+    keep, take_back = producer.commit_transaction, producer.abort_transaction
+    for number, end in enumerate((keep, take_back, keep)):
+        producer.begin_transaction()
+        value = orjson.dumps({"number": number, "key": "k"})
+        producer.produce(topic, key=b"k", value=value, headers=envelope_headers())
+        producer.flush(20)
+        end(20)
+    async with running(loop):
+        await eventually(lambda: 2 in desk.calls)
+    assert desk.calls == [0, 2]
+
+
+@pytest.mark.xfail(strict=True, reason="the client library decodes the names of headers strictly")
+async def test_a_header_name_that_is_not_utf8_stops_nobody(
+    system: Database, broker: TestBroker, topic: str, eventually: Callable
+) -> None:
+    class Bytes(str):
+        def encode(self, *_: object) -> bytes:
+            return b"\xff"
+
+    desk = Desk()
+    producer = AIOKafkaProducer(bootstrap_servers=broker.running.bootstrap)
+    await producer.start()
+    batch = producer.create_batch()
+    batch._builder = _DefaultRecordBatchBuilderPy(2, 0, 0, -1, -1, -1, 10_000)
+    batch.append(timestamp=0, key=b"bad", value=b"{}", headers=[(Bytes("x"), b"")])
+    await (await producer.send_batch(batch, topic, partition=0))
+    await producer.stop()
+    send_notes(broker.running.bootstrap, topic, [("k", 1)])
+    async with running(ConsumerLoop(handling_of(system, notes_consumer(topic, desk)), broker.address)) as task:
+        await eventually(lambda: desk.calls == [1] or task.done())
+        assert desk.calls == [1]
 
 
 @pytest.mark.req("EVT-026", "EVT-027", "EVT-033")

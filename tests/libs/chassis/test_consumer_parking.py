@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import asyncpg
 import pytest
-from consumer_world import Desk, Tape, handling_of, letters, notes_consumer, written
+from consumer_world import Desk, Note, Tape, handling_of, letters, notes_consumer, written
 
 from chassis.clock import MovableClock
-from chassis.consumers import ParkedKeysLoop, Refused, SourceUnavailable, parking, store
+from chassis.consumers import Consumer, Handler, ParkedKeysLoop, Refused, SourceUnavailable, parking, store
 from chassis.consumers.batches import Batches, Waiting
 from chassis.consumers.handling import Handling
 from chassis.db import Database
@@ -399,3 +399,22 @@ async def test_what_is_parked_is_shown(
     assert metrics.dead_letters.labels(group, "exhausted")._value.get() == 1
     assert metrics.dead_letters.labels(group, "parked")._value.get() == 2
     assert metrics.failures.labels(group, "handler")._value.get() == 5
+
+
+async def test_a_parked_key_whose_handler_is_not_declared_here_waits(
+    park: Callable, handling: Handling, desk: Desk, clock: MovableClock, system: Database, admin: Connection
+) -> None:
+    """Beside a process of another version, which knows the type, this one must not settle what it can't handle."""
+    await park(2)
+    older = Consumer(handling.consumer.group, [Handler(TOPIC, "test.other", Note.parse, desk.handle)])
+    clock.advance(timedelta(minutes=5))
+    assert await drain(ParkedKeysLoop(handling_of(system, older, clock))) == 1
+    assert await letters(system, "disposition, error_class, resolution") == [
+        ("exhausted", "HandlerMissing", None),
+        ("parked", "", None),
+    ]
+    desk.moods.clear()
+    clock.advance(timedelta(minutes=5))
+    assert await drain(ParkedKeysLoop(handling)) == 2
+    assert await written(system) == [("k", 1), ("k", 2)]
+    assert await parked_keys(admin) == 0

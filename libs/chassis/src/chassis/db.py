@@ -6,19 +6,25 @@ forgets.
 """
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, SessionTransaction
+
+if TYPE_CHECKING:
+    _DriverConnection = asyncpg.Connection[asyncpg.Record]
+else:
+    _DriverConnection = asyncpg.Connection
 
 Entity = TypeVar("Entity")
 COMMAND_SECONDS: Final = 75.0
@@ -85,6 +91,20 @@ _SPECIAL = re.compile(r"[\\\t\n\r]")
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
+class _CommittingConnection(_DriverConnection):
+    """A connection on which COMMIT commits or raises.
+
+    The server answers the COMMIT of a transaction in which a statement failed with ROLLBACK, and no error: whoever
+    caught the statement's error would go on as if all had been written.
+    """
+
+    async def execute(self, query: str, *args: object, timeout: float | None = None) -> str:  # noqa: ASYNC109 - the driver's signature
+        status: str = await super().execute(query, *args, timeout=timeout)
+        if status == "ROLLBACK" and query.startswith("COMMIT"):
+            raise asyncpg.InFailedSQLTransactionError("rolled back at commit: an error of a statement was swallowed")
+        return status
+
+
 class Database:
     """Sessions on one database under one role.
 
@@ -131,16 +151,12 @@ class Database:
         """Open a transaction that commits at the end of the block, or rolls back if the block raises.
 
         Raises:
-            sqlalchemy.exc.DBAPIError: the database refused or is away; nothing was changed.
-            asyncpg.InFailedSQLTransactionError: the block swallowed an error of the database; nothing was changed.
+            sqlalchemy.exc.DBAPIError: the database refused or is away, or the block swallowed an error of a statement
+                (outside a savepoint of its own); nothing was changed.
         """
         async with self._sessions() as session:
             await self._open(session, actor, read_only=False)
             yield session
-            # Postgres answers COMMIT of a failed transaction with a rollback and no error: whoever swallowed the error
-            # would believe that all was kept.
-            await session.flush()
-            await (await driver_connection(session)).execute("select")
             await session.commit()
             if self.on_commit is not None and session.info.get("emitted"):
                 self.on_commit()
@@ -190,6 +206,7 @@ async def open_connection(url: str, *, application_name: str = "") -> "asyncpg.C
     address, pooled = _split_pool_mode(url)
     return await asyncpg.connect(
         address,
+        connection_class=_CommittingConnection,
         timeout=10,
         command_timeout=COMMAND_SECONDS,
         server_settings={"application_name": application_name} if application_name else None,
@@ -215,18 +232,45 @@ def mark_emitted(session: AsyncSession) -> None:
 async def gathered(session: AsyncSession) -> AsyncIterator[None]:
     """Write what a block gives to `copy_lines` and `flush` once, at its end: many small commands, few statements.
 
+    What was given within a savepoint that is rolled back is not written.
+
     Raises:
         sqlalchemy.exc.DBAPIError, asyncpg.PostgresError: as those do, at the end of the block.
     """
     lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     session.info["gathered"] = lines
     try:
-        yield
+        with _without_undone(session.sync_session, lines):
+            yield
     finally:
         del session.info["gathered"]
     await session.flush()
     for (table, columns), rows in lines.items():
         await copy_lines(session, table, columns, rows)
+
+
+@contextmanager
+def _without_undone(session: Session, lines: dict[tuple[str, tuple[str, ...]], list[str]]) -> Iterator[None]:
+    """Take out of the lines what was added within a savepoint, if that is rolled back."""
+    lengths: dict[SessionTransaction, dict[tuple[str, tuple[str, ...]], int]] = {}
+
+    def begun(_: Session, transaction: SessionTransaction) -> None:
+        if transaction.nested:
+            lengths[transaction] = {table: len(rows) for table, rows in lines.items()}
+
+    def undone(_: Session, transaction: SessionTransaction) -> None:
+        before = lengths.pop(transaction, None)
+        if before is not None:
+            for table, rows in lines.items():
+                del rows[before.get(table, 0) :]
+
+    event.listen(session, "after_transaction_create", begun)
+    event.listen(session, "after_soft_rollback", undone)
+    try:
+        yield
+    finally:
+        event.remove(session, "after_transaction_create", begun)
+        event.remove(session, "after_soft_rollback", undone)
 
 
 async def flush(session: AsyncSession) -> None:

@@ -28,6 +28,10 @@ class HandlerTooSlow(Exception):
     """A handler exceeded its time limit; its transaction was rolled back."""
 
 
+class HandlerMissing(Exception):
+    """A dead letter's handler is declared no more, or not yet: the process may be older than the one that kept it."""
+
+
 class HandlerCancelled(Exception):
     """A handler let out the cancellation of something inside it, which nobody had asked us for."""
 

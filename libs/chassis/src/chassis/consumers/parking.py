@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from chassis.consumers.batches import FIRST_RETRY, RECORD_SECONDS, Waiting
 from chassis.consumers.declaration import Refused
 from chassis.consumers.envelope import Unreadable
-from chassis.consumers.faults import Fault, must_wait
+from chassis.consumers.faults import Fault, HandlerMissing, must_wait
 from chassis.consumers.handling import Handling
 from chassis.consumers.store import Disposition, record_of
 from chassis.db import driver_connection
@@ -184,14 +184,14 @@ class ParkedKeysLoop:
         item = self._handling.read(record_of(row))
         if item.problem is not None:
             raise item.problem
-        resolution = "handled"
-        if item.envelope is not None:
-            fresh = await self._handling.store.mark_handled(session, [item.envelope], now)
-            # A refused message is in the inbox though it had no effect: whoever asks to retry it wants one.
-            if fresh or row["disposition"] == "refused":
-                await self._handling.invoke(session, [item], now)
-            else:
-                resolution = "duplicate"
+        if item.envelope is None:
+            raise HandlerMissing
+        fresh = await self._handling.store.mark_handled(session, [item.envelope], now)
+        # A refused message is in the inbox though it had no effect: whoever asks to retry it wants one.
+        wanted = fresh or row["disposition"] == "refused"
+        if wanted:
+            await self._handling.invoke(session, [item], now)
+        resolution = "handled" if wanted else "duplicate"
         await (await driver_connection(session)).execute(self._sql["resolve"], row["id"], now, resolution)
 
     async def _note_failure(self, attempt: _Attempt, row: asyncpg.Record, error: Exception) -> None:

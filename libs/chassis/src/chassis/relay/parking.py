@@ -25,6 +25,8 @@ RETRY_FACTOR: Final = 3
 """Attempts are 1, 3, 9 and 27 s apart: a topic that is being made or a right that is being given comes in time."""
 
 KEYS_AT_ONCE: Final = 64
+AFTER_TROUBLE: Final = 30.0
+"""Seconds until the next attempt of a key that the broker neither took nor refused; no attempt is spent."""
 
 _HOLD = "update {schema}.outbox set parked_at = $2 where id = any($1::bigint[])"
 _COUNT = "update {schema}.outbox set attempts = attempts + 1, parked_at = $2 where id = any($1::bigint[])"
@@ -53,6 +55,7 @@ from {schema}.outbox_parked_key as k left join lateral (
 ) as o on true
 where k.message_key = any($1::text[]) and k.next_attempt_at <= $2
 """
+_POSTPONE = "update {schema}.outbox_parked_key set next_attempt_at = $2 where message_key = any($1::text[])"
 _FORGET = "delete from {schema}.outbox_parked_key where message_key = any($1::text[])"
 _RELEASE = """
 with held as (
@@ -81,8 +84,8 @@ select exists (
 )
 """
 _STATEMENTS = {
-    "hold": _HOLD, "count": _COUNT, "park": _PARK, "due": _DUE, "try lanes": _TRY_LANES, "lane": _LANE,
-    "first rows": _FIRST_ROWS, "forget": _FORGET, "release": _RELEASE, "list": _LIST, "find": _FIND,
+    "hold": _HOLD, "count": _COUNT, "postpone": _POSTPONE, "park": _PARK, "due": _DUE, "try lanes": _TRY_LANES,
+    "lane": _LANE, "first rows": _FIRST_ROWS, "forget": _FORGET, "release": _RELEASE, "list": _LIST, "find": _FIND,
     "discard": _DISCARD, "still refused": _STILL_REFUSED,
 }  # fmt: skip
 
@@ -170,6 +173,13 @@ class Parking:
         lanes = await connection.fetch(self._sql["try lanes"], sorted({lane_of(key) for key in due}))
         ours = {row["lane"] for row in lanes}
         return await connection.fetch(self._sql["first rows"], [key for key in due if lane_of(key) in ours], now)
+
+    async def postpone(
+        self, connection: "asyncpg.Connection[asyncpg.Record]", keys: Sequence[str], now: datetime
+    ) -> None:
+        """Try keys again later, of which nothing is known after trouble; nothing is counted against them."""
+        if keys:
+            await connection.execute(self._sql["postpone"], keys, now + timedelta(seconds=AFTER_TROUBLE))
 
     async def release(self, connection: "asyncpg.Connection[asyncpg.Record]", keys: Sequence[str]) -> int:
         """Let keys go, all rows of each at once; return how many rows were let go."""

@@ -279,9 +279,12 @@ class Relay:
             if rows:
                 self._metrics.attempts.inc(len(rows))
                 publication = await self._send(rows)
-                if publication.trouble is not None and not publication.acknowledged and not publication.refused:
-                    raise publication.trouble
                 done = publication.acknowledged
+                unknown = set(range(len(rows))) - done - publication.refused.keys()
+                # A partition that is away must not keep the turn, and so every other key, waiting again and again.
+                await self.parking.postpone(connection, [rows[at]["message_key"] for at in unknown], instant)
+                if publication.trouble is not None:
+                    log.warning("refused rows wait", rows=len(unknown), reason=str(publication.trouble)[:300])
                 refused = [(rows[at], publication.refused[at]) for at in sorted(publication.refused)]
                 await self.parking.refuse(connection, refused, instant)
                 if refused:

@@ -1,5 +1,7 @@
 """Membership in a consumer group: raw records out, offsets committed explicitly and per partition, nothing decoded.
 
+What a producer took back (an aborted transaction) is never read.
+
 Every failure of the client is `BrokerUnavailable`: whoever reads closes this reader and makes a new one. A partition
 that is taken away is announced before it goes, so that a batch in hand can be finished first.
 """
@@ -62,6 +64,7 @@ class GroupReader:
             group_id=group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
+            isolation_level="read_committed",
             partition_assignment_strategy=[RangePartitionAssignor],
             session_timeout_ms=int(session_seconds * 1000),
             heartbeat_interval_ms=min(3000, int(session_seconds * 300)),
