@@ -17,7 +17,7 @@ from chassis.runtime import Stop
 from chassis.testing.kafka import Event, RunningBroker, TopicReader, cache_folder
 from chassis.testing.servers import EmbeddedPostgres
 from tests.chaos.harness import OUT, WRITERS, Platform, prepare, seeded
-from tests.chaos.ledger import BOOKED
+from tests.chaos.ledger import BOOKED, GROUP
 from tests.libs.chassis.kafka_proxy import kafka_proxy
 
 FAULTS = int(os.environ.get("CHAOS_FAULTS") or (9 if os.environ.get("PIN_KAFKA") else 4))
@@ -75,7 +75,7 @@ async def _check_bookings(platform: Platform) -> None:
     assert await platform.booked() == written
     reader = TopicReader(platform.broker.bootstrap, [OUT])
     expected = await platform.event_ids()
-    derived = {str(derived_event_id(event_id, BOOKED, 0)) for event_id in map(UUID, expected)}
+    derived = {str(derived_event_id(event_id, BOOKED, 0, GROUP)) for event_id in map(UUID, expected)}
 
     def all_there(events: list[Event]) -> bool:
         return derived <= {event.id for event in events}

@@ -16,12 +16,14 @@ def new_id() -> UUID:
     return pgproto.UUID(uuid_utils.uuid7().bytes)
 
 
-def derived_event_id(causation_id: UUID, event_type: str, ordinal: int) -> UUID:
+def derived_event_id(causation_id: UUID, event_type: str, ordinal: int, emitter: str = "") -> UUID:
     """Return the id of an event that a handler emits, the same however often the handler runs.
 
     Args:
         causation_id: id of the event that is handled.
         event_type: `ce_type` of the event that is emitted.
         ordinal: position among the events emitted for that cause, from 0.
+        emitter: the consumer group that handles it: two that emit one type for one cause tell two events.
     """
-    return uuid5(EVENTS_NAMESPACE, f"{causation_id}/{event_type}/{ordinal}")
+    name = f"{causation_id}/{event_type}/{ordinal}"
+    return uuid5(EVENTS_NAMESPACE, f"{name}/{emitter}" if emitter else name)

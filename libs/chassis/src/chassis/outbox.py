@@ -106,12 +106,14 @@ class Cause:
         run_id: id of the job run, kept on the outbox row, if a job emits.
         derives: whether the ids of what is emitted follow from `causation_id`, as they must where handling twice has to
             give the same events.
+        emitter: the consumer group that handles, part of the derived ids.
     """
 
     correlation_id: str
     causation_id: UUID | None = None
     run_id: UUID | None = None
     derives: bool = True
+    emitter: str = ""
 
 
 def lane_of(key: str) -> int:
@@ -234,7 +236,7 @@ class Outbox:
         if not messages:
             return
         if cause.causation_id is not None and cause.derives:
-            messages = [_derived(session, message, cause.causation_id) for message in messages]
+            messages = [_derived(session, message, cause.causation_id, cause.emitter) for message in messages]
         lines: Iterable[str] = (self._line(message, cause) for message in messages)
         if len(messages) <= LINES_AT_ONCE:
             lines = list(lines)
@@ -257,11 +259,11 @@ class Outbox:
         return line
 
 
-def _derived(session: AsyncSession, message: Message, causation_id: UUID) -> Message:
+def _derived(session: AsyncSession, message: Message, causation_id: UUID, emitter: str) -> Message:
     counts: dict[tuple[UUID, str], int] = session.info.setdefault("emitted_for", {})
     ordinal = counts.get((causation_id, message.event.type), 0)
     counts[causation_id, message.event.type] = ordinal + 1
-    return replace(message, event_id=derived_event_id(causation_id, message.event.type, ordinal))
+    return replace(message, event_id=derived_event_id(causation_id, message.event.type, ordinal, emitter))
 
 
 def _line(message: Message, cause: Cause, envelope_headers: dict[str, str]) -> str:

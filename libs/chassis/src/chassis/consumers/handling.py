@@ -153,7 +153,11 @@ class Handling:
             for item in items:
                 if item.handler is not None and item.envelope is not None:
                     with self._context(item.record, item.envelope):
-                        await item.handler.handle(session, _delivery(item, item.envelope, now))
+                        await item.handler.handle(session, self._delivery(item, item.envelope, now))
+
+    def _delivery(self, item: Item, envelope: Envelope, now: datetime) -> Delivery[Any]:
+        cause = Cause(envelope.correlation_id, causation_id=envelope.event_id, emitter=self.consumer.group)
+        return Delivery(envelope, item.payload, (item.record.key or b"").decode(errors="replace"), now, cause)
 
     @contextmanager
     def _context(self, record: Received, envelope: Envelope) -> Iterator[None]:
@@ -258,8 +262,3 @@ def _where(error: Exception) -> str:
 
 def _name(part: int | str) -> str:
     return str(part) if isinstance(part, int) or _IDENTIFIER.fullmatch(part) else "*"
-
-
-def _delivery(item: Item, envelope: Envelope, now: datetime) -> Delivery[Any]:
-    cause = Cause(envelope.correlation_id, causation_id=envelope.event_id)
-    return Delivery(envelope, item.payload, (item.record.key or b"").decode(errors="replace"), now, cause)
