@@ -5,6 +5,7 @@ Who acts is set per transaction (`app.tenant` and its siblings), which row level
 forgets.
 """
 
+import io
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -325,9 +326,9 @@ async def copy_lines(session: AsyncSession, table: str, columns: Sequence[str], 
         return
     schema, name = table.split(".")
     connection = await driver_connection(session)
-    await connection.copy_to_table(
-        name, source=_chunks(lines), schema_name=schema, columns=list(columns), format="text"
-    )
+    at_once = isinstance(lines, list) and len(lines) <= LINES_AT_ONCE
+    source = io.BytesIO("\n".join([*lines, ""]).encode()) if at_once else _chunks(lines)
+    await connection.copy_to_table(name, source=source, schema_name=schema, columns=list(columns), format="text")
 
 
 async def _chunks(lines: Iterable[str]) -> AsyncIterator[bytes]:
