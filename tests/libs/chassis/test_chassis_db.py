@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -14,12 +14,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from chassis.db import (
     Actor,
     Database,
-    copy_bytes,
-    copy_lines,
-    copy_text,
     driver_connection,
     driver_error,
-    gathered,
     is_infrastructure,
     mark_emitted,
     safe_address,
@@ -296,36 +292,6 @@ async def test_an_error_does_not_repeat_the_values_of_its_statement(system: Data
     assert "hunter2" not in str(caught.value)
 
 
-# --- COPY
-
-
-async def test_copied_rows_keep_their_text_and_bytes(system: Database, admin: Connection):
-    awkward = ["", "\\", "\\N", "a\tb\nc\rd", "Ж\\x41", "\\."]
-    ids = [UUID(int=n) for n in range(len(awkward))]
-    async with system.write() as session:
-        lines = [f"{key}\t{n}\t{copy_text(note)}" for n, (key, note) in enumerate(zip(ids, awkward, strict=True))]
-        await copy_lines(session, "crm.thing", ("id", "rank", "note"), lines)
-    assert [row["note"] for row in await admin.fetch("select note from crm.thing order by rank")] == awkward
-    raw = bytes(range(256))
-    async with system.write() as session:
-        connection = await driver_connection(session)
-        await connection.execute("create temp table raw (b bytea)")
-        await connection.execute("insert into raw values ($1)", raw)
-        await copy_lines(session, "pg_temp.raw", ("b",), [copy_bytes(raw)])
-        assert [row["b"] for row in await connection.fetch("select b from raw")] == [raw, raw]
-
-
-async def test_a_copied_row_that_is_refused_takes_all_with_it(system: Database, admin: Connection):
-    async def insert() -> None:
-        async with system.write() as session:
-            lines = [f"{uuid4()}\t1\t1", f"{uuid4()}\t1\t-1"]
-            await copy_lines(session, "crm.thing", ("id", "rank", "worth"), lines)
-
-    with pytest.raises(asyncpg.CheckViolationError):
-        await insert()
-    assert await things(admin) == 0
-
-
 def test_an_address_is_shown_without_user_and_password():
     assert safe_address("postgresql://user:secret@db.internal:6432/pin") == "db.internal:6432/pin"
     assert safe_address("postgresql://user:secret@db.internal/pin") == "db.internal:5432/pin"
@@ -376,17 +342,3 @@ async def test_a_commit_that_the_server_answers_with_rollback_is_an_error(system
     async with system.write() as session:
         await session.execute(ADD)
     assert await things(admin) == 1, "the connection is fit for use"
-
-
-async def test_what_a_savepoint_undoes_is_not_gathered(system: Database, admin: Connection):
-    async with system.write() as session, gathered(session):
-        for rank, undone in enumerate((False, True, False)):
-            with contextlib.suppress(LookupError):
-                async with session.begin_nested():
-                    await copy_lines(session, "crm.thing", ("id", "rank"), [f"{uuid4()}\t{rank}"])
-                    async with session.begin_nested():
-                        await copy_lines(session, "crm.thing", ("id", "rank"), [f"{uuid4()}\t{rank + 10}"])
-                    if undone:
-                        raise LookupError
-    ranks = await admin.fetch("select rank from crm.thing order by rank")
-    assert [row["rank"] for row in ranks] == [0, 2, 10, 12]

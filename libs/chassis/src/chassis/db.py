@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import UUID
 
@@ -313,21 +313,25 @@ async def copy_lines(session: AsyncSession, table: str, columns: Sequence[str], 
         session: an open write session.
         table: `schema.table`.
         columns: the columns that get values.
-        lines: one per row: the values in COPY's text format (`copy_text`, `copy_bytes`, COPY_NULL), separated by tabs;
-            an iterator is asked for the next ones while the server inserts the first.
+        lines: one per row: the values in COPY's text format (`copy_text`, `copy_bytes`, COPY_NULL), separated by tabs.
+            Up to LINES_AT_ONCE are made before anything is sent; an iterator of more is asked for the next ones while
+            the server inserts the first.
 
     Raises:
         asyncpg.PostgresError: the database refused a row; none is inserted.
-        Exception: whatever the iterator raised; the transaction (or its savepoint) can then only be rolled back.
+        Exception: whatever the iterator raised: within the first LINES_AT_ONCE lines nothing was written; later the
+            transaction (or its savepoint) can only be rolled back.
     """
     waiting = session.info.get("gathered")
     if waiting is not None:
-        waiting.setdefault((table, tuple(columns)), []).extend(lines)
+        made = list(lines)
+        waiting.setdefault((table, tuple(columns)), []).extend(made)
         return
+    rest = iter(lines)
+    head = list(islice(rest, LINES_AT_ONCE + 1))
     schema, name = table.split(".")
     connection = await driver_connection(session)
-    at_once = isinstance(lines, list) and len(lines) <= LINES_AT_ONCE
-    source = io.BytesIO("\n".join([*lines, ""]).encode()) if at_once else _chunks(lines)
+    source = io.BytesIO(_piece(head)) if len(head) <= LINES_AT_ONCE else _chunks(chain(head, rest))
     await connection.copy_to_table(name, source=source, schema_name=schema, columns=list(columns), format="text")
 
 
@@ -335,7 +339,11 @@ async def _chunks(lines: Iterable[str]) -> AsyncIterator[bytes]:
     """Make lines while the server inserts those before them."""
     rest = iter(lines)
     while chunk := list(islice(rest, LINES_AT_ONCE)):
-        yield "\n".join([*chunk, ""]).encode()
+        yield _piece(chunk)
+
+
+def _piece(lines: list[str]) -> bytes:
+    return "\n".join([*lines, ""]).encode()
 
 
 def copy_text(value: str) -> str:

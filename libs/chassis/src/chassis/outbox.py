@@ -6,7 +6,7 @@ holds the row lock of its aggregate, so the order of ids within a key is the ord
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
@@ -34,7 +34,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.contracts.checker import ContractBreach, ContractChecker
-from chassis.db import COPY_NULL, LINES_AT_ONCE, copy_bytes, copy_lines, copy_text, mark_emitted
+from chassis.db import COPY_NULL, copy_bytes, copy_lines, copy_text, mark_emitted
 from chassis.ids import derived_event_id, new_id
 from chassis.instants import rfc3339
 from chassis.sqltypes import Xid8
@@ -237,10 +237,7 @@ class Outbox:
             return
         if cause.causation_id is not None and cause.derives:
             messages = [_derived(session, message, cause.causation_id, cause.emitter) for message in messages]
-        lines: Iterable[str] = (self._line(message, cause) for message in messages)
-        if len(messages) <= LINES_AT_ONCE:
-            lines = list(lines)
-        await copy_lines(session, self._table, _COLUMNS, lines)
+        await copy_lines(session, self._table, _COLUMNS, (self._line(message, cause) for message in messages))
         mark_emitted(session)
 
     def _line(self, message: Message, cause: Cause) -> str:

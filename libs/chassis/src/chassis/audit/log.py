@@ -3,7 +3,7 @@
 Rows are append-only: the roles of a service may insert and read them, never change them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Column, DateTime, Identity, Index, MetaData, 
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from chassis.db import COPY_NULL, LINES_AT_ONCE, copy_lines, copy_text
+from chassis.db import COPY_NULL, copy_lines, copy_text
 from chassis.instants import rfc3339
 from chassis.sqltypes import Xid8
 
@@ -95,8 +95,7 @@ class Audit:
             return
         who = COPY_NULL if actor is None else copy_text(actor)
         shared = f"{rfc3339(occurred_at)}\t{who}\t{copy_text(correlation_id)}"
-        lines: Iterable[str] = (f"{shared}\t{_line(record)}" for record in records)
-        await copy_lines(session, self._table, _COLUMNS, lines if len(records) > LINES_AT_ONCE else list(lines))
+        await copy_lines(session, self._table, _COLUMNS, (f"{shared}\t{_line(record)}" for record in records))
 
 
 def _line(record: AuditRecord) -> str:
