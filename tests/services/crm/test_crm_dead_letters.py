@@ -85,6 +85,19 @@ async def test_a_dead_letter_is_shown_byte_for_byte(keep: Kept, on_call: httpx.A
     assert (await on_call.get(f"{PATH}/{uuid4()}")).json()["code"] == "dead_letter_not_found"
 
 
+async def test_a_record_with_odd_headers_can_be_shown_and_discarded(world: World, on_call: httpx.AsyncClient) -> None:
+    headers = (("empty", None), ("n\0l", b"x"), ("n\0l", None))
+    record = Received(TOPIC, 3, 0, 1_764_493_200_123, b"unit-1", None, headers)
+    letter = Letter(record, None, None, Fault("Unreadable", "not_json", ""), "quarantine", 1, world.now, world.now)
+    async with world.system().write() as session:
+        await Store("crm", GROUP).set_aside(session, letter)
+    (row,) = await world.admin.fetch("select id from crm.dead_letter")
+    shown = (await on_call.get(f"{PATH}/{row['id']}")).json()
+    assert (shown["value"], shown["headers"]) == (None, [["empty", None], ["n\0l", "eA=="], ["n\0l", None]])
+    answer = await on_call.post(f"{PATH}/{row['id']}/discard", json={"reason": "sent by hand"})
+    assert (answer.status_code, answer.json()["resolution"]) == (200, "discarded")
+
+
 @pytest.mark.req("EVT-105", "EVT-119")
 async def test_a_retry_counts_first_and_then_asks_and_is_audited(
     world: World, keep: Kept, on_call: httpx.AsyncClient

@@ -4,10 +4,15 @@ Production reads the database's clock, so that all processes and rows share one;
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Final, Protocol
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
+
+EARLIEST: Final = datetime(1900, 1, 1, tzinfo=UTC)
+LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
+"""Instants are kept from EARLIEST on and before LATEST: beyond, an instant leaves the calendar in some offset, or means
+infinity to the database driver."""
 
 
 class Clock(Protocol):

@@ -10,16 +10,13 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 from uuid import UUID, uuid5
 
-from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-from pydantic.alias_generators import to_camel
+from pydantic import Field, StringConstraints
 
 from chassis.audit import Audit, AuditRecord
-from chassis.clock import Clock
 from chassis.ids import EVENTS_NAMESPACE
 from chassis.job_records import JobRecords
 from chassis.jobs import DailyAt, Job
-from chassis.web import Call, ErrorAnswer, Router, operating
+from chassis.web import Body, Call, ErrorAnswer, Router, operating
 
 
 class JobNotFound(Exception):
@@ -36,11 +33,7 @@ ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
 }
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
-
-
-class PauseOrder(_Wire):
+class PauseOrder(Body):
     """Body of a pause: why, for whoever finds the job paused."""
 
     reason: Annotated[
@@ -48,7 +41,7 @@ class PauseOrder(_Wire):
     ]
 
 
-class RunView(_Wire):
+class RunView(Body):
     """A run as it was recorded; `result` is null while it runs."""
 
     id: UUID
@@ -61,7 +54,7 @@ class RunView(_Wire):
     process: str
 
 
-class PauseView(_Wire):
+class PauseView(Body):
     """Since when a job is paused, by whom and why."""
 
     at: datetime
@@ -69,7 +62,7 @@ class PauseView(_Wire):
     reason: str | None
 
 
-class JobView(_Wire):
+class JobView(Body):
     """A job: its schedule, its last run, what comes next."""
 
     name: str
@@ -82,7 +75,7 @@ class JobView(_Wire):
     paused: PauseView | None
 
 
-class JobList(_Wire):
+class JobList(Body):
     """All jobs of a service."""
 
     items: list[JobView]
@@ -101,26 +94,24 @@ def router(service: str, schema: str, jobs: Sequence[Job]) -> Router:
     read, operate = f"{service}:jobs:read", f"{service}:jobs:operate"
 
     @routes.get("")
-    async def list_jobs(request: Request, call: Annotated[Call, operating(read)]) -> JobList:
+    async def list_jobs(call: Annotated[Call, operating(read)]) -> JobList:
         """List the service's jobs."""
-        return JobList(items=await desk.views(request, call, list(desk.jobs)))
+        return JobList(items=await desk.views(call, list(desk.jobs)))
 
     @routes.post("/{name}/pause")
-    async def pause_job(
-        request: Request, name: str, body: PauseOrder, call: Annotated[Call, operating(operate)]
-    ) -> JobView:
+    async def pause_job(name: str, body: PauseOrder, call: Annotated[Call, operating(operate)]) -> JobView:
         """Skip the job's ticks from now on; a running cycle ends as usual. Pausing twice changes nothing."""
-        return await desk.pause(request, call, name, body.reason)
+        return await desk.pause(call, name, body.reason)
 
     @routes.post("/{name}/resume")
-    async def resume_job(request: Request, name: str, call: Annotated[Call, operating(operate)]) -> JobView:
+    async def resume_job(name: str, call: Annotated[Call, operating(operate)]) -> JobView:
         """Run the job again from its next tick on."""
-        return await desk.resume(request, call, name)
+        return await desk.resume(call, name)
 
     @routes.post("/{name}/run", status_code=202)
-    async def run_job(request: Request, name: str, call: Annotated[Call, operating(operate)]) -> JobView:
+    async def run_job(name: str, call: Annotated[Call, operating(operate)]) -> JobView:
         """Have one process run the job as soon as it rests (within seconds)."""
-        return await desk.run(request, call, name)
+        return await desk.run(call, name)
 
     return routes
 
@@ -134,37 +125,37 @@ class _Desk:
         self._records = JobRecords(schema)
         self._audit = Audit(schema)
 
-    async def pause(self, request: Request, call: Call, name: str, reason: str) -> JobView:
+    async def pause(self, call: Call, name: str, reason: str) -> JobView:
         self._require(name)
-        now = await _now(request, call)
+        now = await call.now()
         if await self._records.pause(call.session, name, now, call.principal.subject, reason):
             await self._note(call, now, name, "job.paused", {"reason": reason})
-        return await self._view(request, call, name)
+        return await self._view(call, name)
 
-    async def resume(self, request: Request, call: Call, name: str) -> JobView:
+    async def resume(self, call: Call, name: str) -> JobView:
         self._require(name)
         if await self._records.resume(call.session, name):
-            await self._note(call, await _now(request, call), name, "job.resumed", {})
-        return await self._view(request, call, name)
+            await self._note(call, await call.now(), name, "job.resumed", {})
+        return await self._view(call, name)
 
-    async def run(self, request: Request, call: Call, name: str) -> JobView:
+    async def run(self, call: Call, name: str) -> JobView:
         self._require(name)
-        now = await _now(request, call)
+        now = await call.now()
         if await self._records.request_run(call.session, name, now, call.principal.subject):
             await self._note(call, now, name, "job.run-requested", {})
         elif await self._records.find_pause(call.session, name):
             raise JobPaused(f"the job {name} is paused; resume it first")
-        return await self._view(request, call, name)
+        return await self._view(call, name)
 
     def _require(self, name: str) -> None:
         if name not in self.jobs:
             raise JobNotFound(f"there is no job {name[:100]}")
 
-    async def _view(self, request: Request, call: Call, name: str) -> JobView:
-        return (await self.views(request, call, [name]))[0]
+    async def _view(self, call: Call, name: str) -> JobView:
+        return (await self.views(call, [name]))[0]
 
-    async def views(self, request: Request, call: Call, names: list[str]) -> list[JobView]:
-        now = await _now(request, call)
+    async def views(self, call: Call, names: list[str]) -> list[JobView]:
+        now = await call.now()
         rows = await self._records.overview(call.session, names, now)
         return [_view(self.jobs[row["name"]], row, now) for row in rows]
 
@@ -174,11 +165,6 @@ class _Desk:
         await self._audit.record(
             call.session, [record], occurred_at=now, actor=call.principal.subject, correlation_id=call.correlation_id
         )
-
-
-async def _now(request: Request, call: Call) -> datetime:
-    clock: Clock = request.app.state.clock
-    return await clock.now(call.session)
 
 
 def _view(job: Job, row: dict[str, Any], now: datetime) -> JobView:

@@ -4,25 +4,20 @@ Bodies are camelCase, instants carry an offset, unknown fields are refused, and 
 body that passes here never fails in an insert.
 """
 
-import math
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 from uuid import UUID
 
-from fastapi import Query, Request, Response
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from fastapi import Query, Response
+from pydantic import Field
 from sqlalchemy import RowMapping
 
-from chassis.clock import Clock
 from chassis.preconditions import entity_tag
 from chassis.problems import ErrorAnswer
-from chassis.web import Call, IfMatch, Keyset, Router, reading, writing
+from chassis.web import Body, Call, IfMatch, Instant, Keyset, Router, StorableObject, StorableText, reading, writing
 from crm import commands, queries
 from crm.domain import (
     CLOSES,
-    EARLIEST,
-    LATEST,
     DealNotActive,
     DealNotFound,
     DealStatus,
@@ -42,62 +37,26 @@ ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
     NoOpenStep: ErrorAnswer(409, "no_open_step"),
     StepTransitionRefused: ErrorAnswer(409, "step_transition_refused"),
 }
-DEEPEST: Final = 32
 DEALS: Final = Keyset("deals", UUID)
 """The order of the list of deals: ids are made in time order, the newest comes first."""
 
 
-def _storable(value: Any, depth: int = 0) -> Any:
-    """Return a JSON value that Postgres can keep as it is.
-
-    Raises:
-        ValueError: text with NUL or half a surrogate pair, a number that is none, or too many levels.
-    """
-    if depth > DEEPEST:
-        raise ValueError(f"nested deeper than {DEEPEST} levels")
-    if isinstance(value, str):
-        value.encode()
-        if "\0" in value:
-            raise ValueError("text holds a NUL character")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("NaN and infinity are not JSON")
-    elif isinstance(value, (dict, list)):
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
-        for part in parts:
-            _storable(part, depth + 1)
-    return value
-
-
-def _written_out(value: Any) -> Any:
-    """Refuse a count of seconds or milliseconds: which of them it is would be a guess."""
-    if not isinstance(value, str) or "-" not in value[1:]:
-        raise ValueError("an instant is text with date, time and offset")
-    return value
-
-
-Instant = Annotated[AwareDatetime, Field(ge=EARLIEST, lt=LATEST), BeforeValidator(_written_out)]
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
-
-
-class OpenDeal(_Body):
+class OpenDeal(Body):
     """A deal to open."""
 
-    title: Annotated[str, AfterValidator(_storable)] = Field(min_length=1, max_length=255)
+    title: StorableText = Field(min_length=1, max_length=255)
 
 
-class AddStep(_Body):
+class AddStep(Body):
     """A step to add to a deal's timeline; a closer takes no due time."""
 
     type: DealTimelineEventType
     occurred_at: Instant
     due_at: Instant | None = None
-    payload: Annotated[dict[str, Any], AfterValidator(_storable)] = Field(default_factory=dict)
+    payload: StorableObject = Field(default_factory=dict)
 
 
-class DealView(_Body):
+class DealView(Body):
     """A deal as its page shows it."""
 
     id: UUID
@@ -109,14 +68,14 @@ class DealView(_Body):
     updated_at: datetime
 
 
-class DealPage(_Body):
+class DealPage(Body):
     """Deals, newest first; `next` goes into `after` for the following page."""
 
     items: list[DealView]
     next: str | None
 
 
-class StepView(_Body):
+class StepView(Body):
     """One line of the tab «Ход сделки»; an overdue step has the icon «просрочено»."""
 
     id: UUID
@@ -130,13 +89,13 @@ class StepView(_Body):
     actor_role: str | None
 
 
-class TimelineView(_Body):
+class TimelineView(Body):
     """The tab «Ход сделки» of a deal."""
 
     items: list[StepView]
 
 
-class StepAdded(_Body):
+class StepAdded(Body):
     """The step that was added."""
 
     id: UUID
@@ -147,11 +106,9 @@ router = Router(prefix="/v1/deals", tags=["deals"])
 
 
 @router.post("", status_code=201)
-async def open_deal(
-    request: Request, response: Response, body: OpenDeal, call: Annotated[Call, writing(WRITE)]
-) -> DealView:
+async def open_deal(response: Response, body: OpenDeal, call: Annotated[Call, writing(WRITE)]) -> DealView:
     """Open a deal."""
-    deal = await commands.open_deal(call.session, body.title, await _by(request, call))
+    deal = await commands.open_deal(call.session, body.title, await _by(call))
     response.headers["location"] = f"/v1/deals/{deal.id}"
     return _tagged(response, await queries.get_deal(call.session, deal.id))
 
@@ -188,7 +145,6 @@ async def get_timeline(response: Response, deal_id: UUID, call: Annotated[Call, 
 
 @router.post("/{deal_id}/timeline", status_code=201)
 async def add_step(
-    request: Request,
     response: Response,
     deal_id: UUID,
     body: AddStep,
@@ -199,26 +155,26 @@ async def add_step(
     if body.type in CLOSES and body.due_at is not None:
         raise ValidationError(f"{body.type} closes a step and takes no dueAt")
     new = commands.NewStep(body.type, body.occurred_at, body.due_at, body.payload)
-    step = await commands.add_step(call.session, deal_id, new, await _by(request, call), expected)
+    step = await commands.add_step(call.session, deal_id, new, await _by(call), expected)
     _tagged(response, await queries.get_deal(call.session, deal_id))
     return StepAdded(id=step.id, status=step.status)
 
 
 @router.post("/{deal_id}/complete")
 async def complete_deal(
-    request: Request, response: Response, deal_id: UUID, expected: IfMatch, call: Annotated[Call, writing(WRITE)]
+    response: Response, deal_id: UUID, expected: IfMatch, call: Annotated[Call, writing(WRITE)]
 ) -> DealView:
     """Complete a deal; what is still open in its timeline is closed with it."""
-    await commands.end_deal(call.session, deal_id, DealStatus.COMPLETED, await _by(request, call), expected)
+    await commands.end_deal(call.session, deal_id, DealStatus.COMPLETED, await _by(call), expected)
     return _tagged(response, await queries.get_deal(call.session, deal_id))
 
 
 @router.post("/{deal_id}/cancel")
 async def cancel_deal(
-    request: Request, response: Response, deal_id: UUID, expected: IfMatch, call: Annotated[Call, writing(WRITE)]
+    response: Response, deal_id: UUID, expected: IfMatch, call: Annotated[Call, writing(WRITE)]
 ) -> DealView:
     """Cancel a deal; what is still open in its timeline is closed with it."""
-    await commands.end_deal(call.session, deal_id, DealStatus.CANCELLED, await _by(request, call), expected)
+    await commands.end_deal(call.session, deal_id, DealStatus.CANCELLED, await _by(call), expected)
     return _tagged(response, await queries.get_deal(call.session, deal_id))
 
 
@@ -228,9 +184,7 @@ def _tagged(response: Response, deal: RowMapping) -> DealView:
     return DealView.model_validate(deal)
 
 
-async def _by(request: Request, call: Call) -> commands.By:
-    clock: Clock = request.app.state.clock
+async def _by(call: Call) -> commands.By:
     principal = call.principal
     role = min(principal.roles, default=None)
-    now = await clock.now(call.session)
-    return commands.By(principal.tenant_id, principal.subject, role, now, call.correlation_id)
+    return commands.By(principal.tenant_id, principal.subject, role, await call.now(), call.correlation_id)

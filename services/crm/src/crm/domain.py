@@ -6,7 +6,7 @@ Overdue, and only an InProgress one whose due time has come (INV-TLE-4).
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
@@ -39,11 +39,6 @@ class StepTransitionRefused(DomainError):
 
 class StepNotDue(DomainError):
     """The step has no due time, or it has not come yet."""
-
-
-EARLIEST: Final = datetime(1900, 1, 1, tzinfo=UTC)
-LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
-"""Beyond these an instant leaves the calendar in some offset, or means infinity to the database driver."""
 
 
 class DealStatus(StrEnum):

@@ -22,11 +22,12 @@ from sqlalchemy.orm import registry
 
 from chassis.audit import audit_seal_table, audit_table
 from chassis.batching import job_poison_table
+from chassis.clock import EARLIEST, LATEST
 from chassis.consumers.tables import dead_letter_table, inbox_table, parked_key_table
 from chassis.idempotency import idempotency_table
 from chassis.job_records import job_control_table, job_run_table
 from chassis.outbox import outbox_parked_key_table, outbox_table
-from crm.domain import EARLIEST, LATEST, Deal, DealStatus, DealTimelineEventType, StepStatus, TimelineStep
+from crm.domain import Deal, DealStatus, DealTimelineEventType, StepStatus, TimelineStep
 
 SCHEMA: Final = "crm"
 metadata = MetaData(schema=SCHEMA)

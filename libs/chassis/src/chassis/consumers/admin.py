@@ -6,32 +6,27 @@ The routes are for the role platform-admin and stand in no published OpenAPI doc
 import argparse
 import getpass
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import orjson
-from fastapi import Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from fastapi import Depends, Query
+from pydantic import Field
 
 from chassis.clock import Clock
 from chassis.consumers.dead_letters import By, DeadLetterNotFound, DeadLetterResolved, DeadLetters, Filter
+from chassis.consumers.store import Disposition
 from chassis.db import Database
 from chassis.ids import new_id
-from chassis.web import Call, ErrorAnswer, Router, operating
+from chassis.web import Body, Call, ErrorAnswer, Router, operating
 
 ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
     DeadLetterNotFound: ErrorAnswer(404, "dead_letter_not_found"),
     DeadLetterResolved: ErrorAnswer(409, "dead_letter_resolved"),
 }
-Disposition = Literal["quarantine", "refused", "exhausted", "parked"]
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
-
-
-class DeadLetterView(_View):
+class DeadLetterView(Body):
     """A dead letter without its record."""
 
     id: UUID
@@ -56,20 +51,20 @@ class DeadLetterView(_View):
 
 
 class DeadLetterRecord(DeadLetterView):
-    """A dead letter with its record, value and header values in base64."""
+    """A dead letter with its record, value and header values in base64, null where Kafka has null."""
 
     value: str | None
-    headers: list[tuple[str, str]]
+    headers: list[tuple[str, str | None]]
 
 
-class DeadLetterPage(_View):
+class DeadLetterPage(Body):
     """Dead letters, oldest first; `next` goes into `after` for the following page."""
 
     items: list[DeadLetterView]
     next: UUID | None
 
 
-class RetryRequest(_View):
+class RetryRequest(Body):
     """Which dead letters to retry; `dryRun` only counts them."""
 
     consumer: str | None = None
@@ -80,14 +75,14 @@ class RetryRequest(_View):
     dry_run: bool = False
 
 
-class RetryAnswer(_View):
+class RetryAnswer(Body):
     """How many dead letters will be (or with `dryRun` would be) retried."""
 
     count: int
     dry_run: bool
 
 
-class DiscardRequest(_View):
+class DiscardRequest(Body):
     """Why a dead letter is given up."""
 
     reason: str = Field(min_length=1, max_length=500, pattern=r"^[^\x00]+$")
@@ -122,30 +117,26 @@ def router(service: str, schema: str) -> Router:
         return DeadLetterRecord.model_validate(await letters.get(call.session, letter_id))
 
     @routes.post("/retry", status_code=202)
-    async def retry_dead_letters(
-        request: Request, body: RetryRequest, call: Annotated[Call, operating(operate)]
-    ) -> RetryAnswer:
+    async def retry_dead_letters(body: RetryRequest, call: Annotated[Call, operating(operate)]) -> RetryAnswer:
         """Ask for a retry of all unresolved dead letters that match."""
         matching = Filter(None, body.consumer, body.topic, body.type, body.disposition, body.error_code)
         if body.dry_run:
             return RetryAnswer(count=await letters.count(call.session, matching), dry_run=True)
-        by = await _by(request, call)
+        by = await _by(call)
         return RetryAnswer(count=await letters.retry(call.session, matching, by), dry_run=False)
 
     @routes.post("/{letter_id}/retry", status_code=202)
-    async def retry_dead_letter(
-        request: Request, letter_id: UUID, call: Annotated[Call, operating(operate)]
-    ) -> RetryAnswer:
+    async def retry_dead_letter(letter_id: UUID, call: Annotated[Call, operating(operate)]) -> RetryAnswer:
         """Ask for a retry of one dead letter (of a parked key: of the whole key)."""
-        count = await letters.retry(call.session, Filter(id=letter_id), await _by(request, call))
+        count = await letters.retry(call.session, Filter(id=letter_id), await _by(call))
         return RetryAnswer(count=count, dry_run=False)
 
     @routes.post("/{letter_id}/discard")
     async def discard_dead_letter(
-        request: Request, letter_id: UUID, body: DiscardRequest, call: Annotated[Call, operating(operate)]
+        letter_id: UUID, body: DiscardRequest, call: Annotated[Call, operating(operate)]
     ) -> DeadLetterRecord:
         """Give a dead letter up; what waits behind it in its key goes on."""
-        await letters.discard(call.session, letter_id, body.reason, await _by(request, call))
+        await letters.discard(call.session, letter_id, body.reason, await _by(call))
         return DeadLetterRecord.model_validate(await letters.get(call.session, letter_id))
 
     return routes
@@ -163,9 +154,8 @@ def _filter(
     return Filter(None, consumer, topic, type, disposition, error_code, resolved)
 
 
-async def _by(request: Request, call: Call) -> By:
-    clock: Clock = request.app.state.clock
-    return By(call.principal.subject, await clock.now(call.session), call.correlation_id)
+async def _by(call: Call) -> By:
+    return By(call.principal.subject, await call.now(), call.correlation_id)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ import asyncpg
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.audit import Audit, AuditRecord
+from chassis.consumers.store import record_of
 from chassis.db import driver_connection
 
 COLUMNS: Final = (
@@ -149,8 +150,9 @@ class DeadLetters:
             DeadLetterNotFound: there is none.
         """
         row = await self._row(session, letter_id)
-        value = None if row["value"] is None else base64.b64encode(row["value"]).decode()
-        return _shown(row) | {"value": value, "headers": row["headers"]}
+        record = record_of(row)
+        headers = [(name, _encoded(value)) for name, value in record.headers]
+        return _shown(row) | {"value": _encoded(record.value), "headers": headers}
 
     async def retry(self, session: AsyncSession, matching: Filter, by: By) -> int:
         """Ask for a retry of all that match, MOST_AT_ONCE at most; return how many that are.
@@ -212,6 +214,10 @@ class DeadLetters:
             for row in rows
         ]
         await self._audit.record(session, records, occurred_at=by.now, actor=by.actor, correlation_id=by.correlation_id)
+
+
+def _encoded(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
 
 
 def _shown(row: asyncpg.Record) -> dict[str, Any]:

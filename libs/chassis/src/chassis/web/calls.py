@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Header, Request
@@ -12,6 +13,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from chassis.clock import Clock
 from chassis.db import Database
 from chassis.idempotency import KEY_PATTERN
 from chassis.identity import Forbidden, Principal, TokenVerifier, Unauthenticated
@@ -40,6 +42,15 @@ class Call:
     session: AsyncSession
     principal: Principal
     correlation_id: str
+    clock: Clock
+
+    async def now(self) -> datetime:
+        """Return the service's time, as its transaction sees it."""
+        return await self.clock.now(self.session)
+
+
+def _call(request: Request, session: AsyncSession, principal: Principal) -> Call:
+    return Call(session, principal, request.state.correlation_id, request.app.state.clock)
 
 
 def principal_with(scope: str, role: str | None = None) -> Callable[..., Any]:
@@ -86,7 +97,7 @@ def reading(scope: str) -> Any:
     ) -> AsyncIterator[Call]:
         database: Database = request.app.state.api_database
         async with database.read(principal.actor) as session:
-            yield Call(session, principal, request.state.correlation_id)
+            yield _call(request, session, principal)
 
     return Depends(dependency, scope="function")
 
@@ -114,7 +125,7 @@ def _changing(
             await request.body()  # a slow sender must not hold a transaction open
         opened: AbstractAsyncContextManager[AsyncSession] = database_of(request).write(principal.actor)
         async with opened as session, answering_once(request, session, principal, idempotency_key):
-            yield Call(session, principal, request.state.correlation_id)
+            yield _call(request, session, principal)
 
     return dependency
 
