@@ -9,7 +9,8 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -203,11 +204,8 @@ class ServiceCommand(Generic[SettingsT]):
 
     def _dead_letters(self, settings: SettingsT, options: argparse.Namespace) -> int:
         async def act() -> list[str]:
-            database = Database(settings.database_url, application_name=self.name)
-            try:
+            async with self._database(settings) as database:
                 return await admin.run(database, self.schema, DatabaseClock(), options)
-            finally:
-                await database.close()
 
         try:
             lines = asyncio.run(act())
@@ -217,18 +215,16 @@ class ServiceCommand(Generic[SettingsT]):
         return 0
 
     def _outbox(self, settings: SettingsT, options: argparse.Namespace) -> int:
-        async def once() -> int:
-            parts = self.build(settings, frozenset({"relay"}))
-            try:
-                lines = await run_outbox_verb(parts.relays[0].parking, options)
-            except (NotParked, ValueError) as error:
-                return self._refuse(str(error))
-            finally:
-                await parts.close()
-            print("\n".join(lines))
-            return 0
+        async def act() -> Sequence[str]:
+            async with self._database(settings) as database:
+                return await run_outbox_verb(database, self.schema, options)
 
-        return asyncio.run(once())
+        try:
+            lines = asyncio.run(act())
+        except (NotParked, ValueError) as error:
+            return self._refuse(str(error))
+        print("\n".join(lines))
+        return 0
 
     def _audit(self, settings: SettingsT, _: argparse.Namespace) -> int:
         print(asyncio.run(self._reading(settings, lambda session: find_head(session, self.schema))))
@@ -246,10 +242,14 @@ class ServiceCommand(Generic[SettingsT]):
         return 0
 
     async def _reading(self, settings: SettingsT, ask: Callable[[AsyncSession], Awaitable[Answer]]) -> Answer:
-        database = Database(settings.database_url, application_name=f"{self.name}-audit", pool_size=1)
+        async with self._database(settings) as database, database.read() as session:
+            return await ask(session)
+
+    @asynccontextmanager
+    async def _database(self, settings: SettingsT) -> AsyncIterator[Database]:
+        database = Database(settings.database_url, application_name=f"{self.name}-cli", pool_size=1)
         try:
-            async with database.read() as session:
-                return await ask(session)
+            yield database
         finally:
             await database.close()
 

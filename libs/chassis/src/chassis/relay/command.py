@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.clock import DatabaseClock
+from chassis.db import Database
 from chassis.relay.parking import ParkedKey, Parking
 
 
@@ -28,15 +29,19 @@ def add_outbox_verb(verbs: Any) -> argparse.ArgumentParser:
     return parser
 
 
-async def run_outbox_verb(parking: Parking, options: argparse.Namespace) -> Sequence[str]:
+async def run_outbox_verb(database: Database, schema: str, options: argparse.Namespace) -> Sequence[str]:
     """Do what the verb asks and return the lines to print.
+
+    Args:
+        database: the service's database under its system role.
+        schema: its schema.
 
     Raises:
         NotParked: there is nothing of that name.
         ValueError: the reason is empty.
     """
-    async with parking.database.write() as session:
-        return await _act(parking, session, options, await DatabaseClock().now(session))
+    async with database.write() as session:
+        return await _act(Parking(schema), session, options, await DatabaseClock().now(session))
 
 
 async def _act(parking: Parking, session: AsyncSession, options: argparse.Namespace, now: datetime) -> Sequence[str]:

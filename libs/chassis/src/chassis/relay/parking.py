@@ -15,7 +15,7 @@ import asyncpg
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.audit import Audit, AuditRecord
-from chassis.db import Database, driver_connection, mark_emitted
+from chassis.db import driver_connection, mark_emitted
 from chassis.messaging import RecordRefused
 from chassis.outbox import lane_of
 
@@ -127,13 +127,11 @@ class Parking:
     """The parked keys of one service's outbox.
 
     Args:
-        database: the service's database under its system role.
-        schema: its schema.
+        schema: the service's schema; the sessions are of its system role.
         most_attempts: refusals of a row after which its key waits for an operator.
     """
 
-    def __init__(self, database: Database, schema: str, most_attempts: int = MOST_ATTEMPTS) -> None:
-        self.database = database
+    def __init__(self, schema: str, most_attempts: int = MOST_ATTEMPTS) -> None:
         self._most_attempts = most_attempts
         self._audit = Audit(schema)
         self._sql = {name: statement.format(schema=schema) for name, statement in _STATEMENTS.items()}

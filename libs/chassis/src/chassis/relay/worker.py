@@ -129,7 +129,7 @@ class Relay:
     ) -> None:
         self.name = name
         self.heartbeat = Heartbeat(longest_silence=max(60.0, interval * 3))
-        self.parking = Parking(database, schema)
+        self.parking = Parking(schema)
         self._database = database
         self._producer = producer
         self._woken = wakeup.subscribe()
