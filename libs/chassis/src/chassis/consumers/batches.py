@@ -89,7 +89,7 @@ class Batches:
                 self._handling.count(await self._handling.transact(items, BATCH_SECONDS))
         except Exception as error:
             await self._wait_if_away(error)
-            log.warning("batch failed, one by one", consumer=self._group, records=len(items), **_shown(error))
+            log.warning("batch failed, one by one", consumer=self._group, records=len(items), **_shown(Fault.of(error)))
             self._metrics.batches.labels(self._group, "one_by_one").inc()
             unresolved, full = await self._one_by_one(items, stop)
         else:
@@ -106,7 +106,7 @@ class Batches:
             item = self._handling.read(record)
         except Exception as error:
             # A parser that raises what no parser should would stop the partition for ever.
-            log.error("parser failed", consumer=self._group, topic=record.topic, **_shown(error))  # noqa: TRY400 - no values
+            log.error("parser failed", consumer=self._group, topic=record.topic, **_shown(Fault.of(error)))  # noqa: TRY400 - no values
             item = Item(record, parking_key(record), problem=unparsable(error))
         item.attempts, item.first_failed_at = self._tried.get((record.place, record.offset), (0, None))
         return item
@@ -164,7 +164,7 @@ class Batches:
         self._metrics.failures.labels(self._group, "handler").inc()
         item.attempts += 1
         fault = Fault.of(error)
-        log.warning("handler failed", consumer=self._group, attempt=item.attempts, **_identity(item), **_shown(error))
+        log.warning("handler failed", consumer=self._group, attempt=item.attempts, **_identity(item), **_shown(fault))
         async with self._transaction() as session:
             now = await self._handling.clock.now(session)
             item.first_failed_at = item.first_failed_at or now
@@ -222,6 +222,5 @@ def _identity(item: Item) -> dict[str, object]:
     return {"topic": record.topic, "partition": record.partition, "offset": record.offset, "event_id": event_id}
 
 
-def _shown(error: BaseException) -> dict[str, str]:
-    fault = Fault.of(error)
+def _shown(fault: Fault) -> dict[str, str]:
     return {"error_class": fault.error_class, "error_code": fault.code, "error": fault.text}
