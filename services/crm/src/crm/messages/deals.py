@@ -1,5 +1,4 @@
-"""What crm publishes, in the casing of its contract (contracts/crm.asyncapi.yaml); nothing here carries personal
-data or money."""
+"""What crm publishes of deals and their timeline, and the records that every service publishes."""
 
 from datetime import datetime
 from typing import Final, TypedDict, assert_never
@@ -25,7 +24,7 @@ STEP_DONE: Final = _deal_event(DEAL_TIMELINE_TOPIC, "crm.deal.step-done")
 DEAL_COMPLETED: Final = _deal_event(DEAL_TIMELINE_TOPIC, "crm.deal.completed")
 DEAL_CANCELLED: Final = _deal_event(DEAL_TIMELINE_TOPIC, "crm.deal.cancelled")
 AUDIT_RECORDED: Final = audit_recorded("crm")
-PUBLISHED: Final = (
+OF_DEALS: Final = (
     DEAL_TIMELINE_OVERDUE,
     STEP_ADDED,
     STEP_DONE,
