@@ -22,8 +22,12 @@ def contracts() -> list[Contract]:
 @pytest.fixture(scope="session")
 def publishers() -> list[Publisher]:
     """What each service's `messages` module publishes."""
-    paths = sorted((ROOT / "services").glob("*/src/*/messages.py"))
-    return [published_by(path.parents[2].name, path.parent.name) for path in paths]
+    found = [
+        *(ROOT / "services").glob("*/src/*/messages.py"),
+        *(ROOT / "services").glob("*/src/*/messages/__init__.py"),
+    ]
+    packages = sorted(path.parent if path.stem == "messages" else path.parents[1] for path in found)
+    return [published_by(package.parents[1].name, package.name) for package in packages]
 
 
 __all__ = ["contracts", "declared", "publishers", "story"]

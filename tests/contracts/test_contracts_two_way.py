@@ -42,6 +42,16 @@ PRODUCED_AS = {
     board.OFFER_UPDATED: board.OfferUpdatedPayload,
     **{platform_events.quarantined(context): platform_events.QuarantinedPayload for context in CONTEXTS},
     **{platform_events.audit_recorded(context): platform_events.AuditRecordedPayload for context in CONTEXTS},
+    messages.BOOKING_STATE_CHANGED: messages.BookingStateChangedPayload,
+    messages.BOOKING_QUOTE_INVALIDATED: messages.BookingQuoteInvalidatedPayload,
+    messages.HOLD_REQUESTED: messages.HoldRequestedPayload,
+    messages.COMMIT_REQUESTED: messages.CommitRequestedPayload,
+    messages.OBJECT_SOLD: messages.ObjectSoldPayload,
+    messages.RELEASED_BY_EXPIRY: messages.ObjectReleasedPayload,
+    messages.RELEASED_BY_CANCELLATION: messages.ObjectReleasedPayload,
+    messages.RELEASED_WITH_DEAL: messages.ObjectReleasedPayload,
+    messages.INTERVENTION_NEEDED: messages.InterventionPayload,
+    messages.INTERVENTION_RESOLVED: messages.InterventionPayload,
 }
 """The class whose keys are an event type's payload."""
 

@@ -12,13 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
-
-class DomainError(Exception):
-    """A rule of the domain was broken; the text is safe to show."""
-
-
-class ValidationError(DomainError, ValueError):
-    """An input is outside its range; nothing was read or changed."""
+from crm.domain.errors import DomainError, ValidationError
 
 
 class DealNotFound(DomainError):

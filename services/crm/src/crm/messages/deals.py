@@ -1,9 +1,7 @@
-"""What crm publishes, in the casing of its contract (contracts/crm.asyncapi.yaml); nothing here carries personal
-data or money."""
+"""What crm publishes of deals and their timeline, and the records that every service publishes."""
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, TypedDict, assert_never
+from typing import Final, TypedDict, assert_never
 from uuid import UUID
 
 from chassis.instants import rfc3339
@@ -26,7 +24,7 @@ STEP_DONE: Final = _deal_event(DEAL_TIMELINE_TOPIC, "crm.deal.step-done")
 DEAL_COMPLETED: Final = _deal_event(DEAL_TIMELINE_TOPIC, "crm.deal.completed")
 DEAL_CANCELLED: Final = _deal_event(DEAL_TIMELINE_TOPIC, "crm.deal.cancelled")
 AUDIT_RECORDED: Final = audit_recorded("crm")
-PUBLISHED: Final = (
+OF_DEALS: Final = (
     DEAL_TIMELINE_OVERDUE,
     STEP_ADDED,
     STEP_DONE,
@@ -135,29 +133,3 @@ def _overdue(event: StepOverdue, at: datetime) -> Message:
 
 def _text(value: UUID | None) -> str | None:
     return None if value is None else str(value)
-
-
-def read_hold_answered(value: Mapping[str, Any]) -> tuple[UUID, UUID, int, str]:
-    """Return booking, object, sequence and outcome of chessboard's answer."""
-    return UUID(value["BookingId"]), UUID(value["PropertyObjectId"]), int(value["Sequence"]), str(value["Outcome"])
-
-
-def read_status_changed(value: Mapping[str, Any]) -> tuple[UUID, str, str]:
-    """Return object, status and source of a change in chessboard."""
-    return UUID(value["PropertyObjectId"]), str(value["ToStatus"]), str(value["StatusSource"])
-
-
-def read_offer_updated(value: Mapping[str, Any]) -> UUID:
-    """Return the object whose price has changed."""
-    return UUID(value["PropertyObjectId"])
-
-
-CONSUMED: Final = {
-    ("pin.chessboard.hold-answered.v1", "pin.chessboard.hold-answered.v1"): read_hold_answered,
-    (
-        "pin.chessboard.property-object-status-changed.v1",
-        "pin.chessboard.property-object-status-changed.v1",
-    ): read_status_changed,
-    ("pin.chessboard.offer.v1", "chessboard.offer.updated"): read_offer_updated,
-}
-"""What is read of other services: (topic, type) -> parser."""
