@@ -217,6 +217,14 @@ def test_a_commit_of_what_another_booking_holds_is_rejected():
     assert board.shows == (FREE, None)
 
 
+@pytest.mark.parametrize("ask", [BOOK, SELL])
+def test_a_commit_from_before_the_object_was_given_to_another_booking_is_too_late(ask):
+    board = Board.fresh()
+    board.told((HOLD, B, 3), (RELEASE, B, 4))
+    assert answer(board.ask(ask, A, 2)) == (Result.REJECTED, Outcome.REJECTED, Reason.SUPERSEDED)
+    assert board.shows == (FREE, None)
+
+
 @pytest.mark.parametrize(("status", "reason"), [(SOLD, Reason.SOLD), (HIDDEN, Reason.HIDDEN)])
 @pytest.mark.parametrize("ask", [HOLD, BOOK, SELL])
 def test_what_is_sold_or_hidden_is_given_to_nobody(ask, status, reason):

@@ -113,9 +113,9 @@ class Ledger:
                 self.changed[booking_id] = entry
 
     def knows_newer(self, request: Request) -> bool:
-        """Tell whether CRM has asked for another booking after this request: it has given the object away since."""
+        """Tell whether another booking has a number that is not older: CRM has given the object away since."""
         return any(
-            entry.last_sequence > request.sequence
+            entry.last_sequence >= request.sequence
             for booking_id, entry in self.entries.items()
             if booking_id != request.hold.booking_id
         )
