@@ -20,6 +20,7 @@ CLOCKS = re.compile(
 ALLOWED_CLOCKS = {
     f"{CHASSIS}/clock.py": "select clock_timestamp()",
     f"{CHASSIS}/outbox.py": "clock_timestamp()",
+    f"{CHASSIS}/relay/arrivals.py": "clock_timestamp() - created_at",
     f"{CHASSIS}/relay/watch.py": "select clock_timestamp() as at",
     "services/crm/migrations/versions/0001_deals_and_timeline.py": (
         "created_at timestamptz not null default clock_timestamp()"

@@ -123,6 +123,7 @@ class SkipLocked:
         order: the columns of the order, each with the alias `t`; together unique.
         arguments: how many parameters `where` has.
         cursor_types: Postgres types of the order's columns, for a cycle that continues after its last row.
+        logged_as: the names under which the log line of a failed row gives its id and its error.
     """
 
     def __init__(
@@ -136,8 +137,10 @@ class SkipLocked:
         order: Sequence[str],
         arguments: int,
         cursor_types: Sequence[str],
+        logged_as: tuple[str, str] = ("id", "error"),
     ) -> None:
         self.job = job
+        self._id_name, self._error_name = logged_as
         first = 4 + arguments
         cursor = ", ".join(f"${first + n}::{kind}" for n, kind in enumerate(cursor_types))
         parts = {
@@ -270,7 +273,8 @@ class SkipLocked:
             ids, errors = [row_id for row_id, _ in failed], [_short(error) for _, error in failed]
             await connection.execute(self._remember, self.job, ids, errors, run.id, run.as_of)
         for row_id, error in failed:
-            log.error("item failed", job=self.job, id=str(row_id), run_id=str(run.id), error=_short(error))
+            said = {self._id_name: str(row_id), self._error_name: _short(error)}
+            log.error("item failed", job=self.job, run_id=str(run.id), **said)
 
 
 def _is_a_rows_fault(error: BaseException) -> bool:

@@ -9,11 +9,11 @@ runs all the same, and while the orders can't be read the last ones read stand.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from datetime import time as clock_time
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -120,6 +120,10 @@ class DailyAt:
         return missed
 
 
+def _nothing_more(_: Run) -> Mapping[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A declared job.
@@ -131,6 +135,7 @@ class Job:
         metrics: where the driver counts cycles.
         misfire: what becomes of ticks that passed while no process ran: one run at start, however many they are, or
             none (`skip`: the job waits for its next tick).
+        opening: what the log line of a cycle's begin says besides its instant.
     """
 
     name: str
@@ -138,6 +143,7 @@ class Job:
     run: Callable[[Run], Awaitable[JobResult]]
     metrics: JobMetrics
     misfire: Misfire = "run_once"
+    opening: Callable[[Run], Mapping[str, Any]] = _nothing_more
 
     def next_after(self, last: datetime | None, now: datetime) -> datetime:
         """Return the tick that follows, given when the last run began."""
@@ -256,8 +262,9 @@ class JobDriver:
         ):
             try:
                 as_of = trigger.as_of if isinstance(trigger, Claim) else await self._now()
-                log.info("cycle started", as_of=as_of.isoformat())
-                result = await self._cycle(Run(run_id, as_of, stop or Stop(), self.heartbeat.beat), trigger)
+                run = Run(run_id, as_of, stop or Stop(), self.heartbeat.beat)
+                log.info("cycle started", as_of=as_of.isoformat(), **self.job.opening(run))
+                result = await self._cycle(run, trigger)
             except Exception:
                 metrics.errors.inc()
                 raise

@@ -111,6 +111,8 @@ create table chessboard.property_object_version (
   changed_at timestamptz not null,
   primary key (property_object_id, version)
 );
+create index ix_property_object_version_freed on chessboard.property_object_version (source, changed_at)
+  where to_status = 'Free' and from_status <> 'Free';
 create view chessboard.property_object_history with (security_barrier) as
   select * from chessboard.property_object_version
   where tenant_id = nullif(current_setting('app.tenant', true), '')::uuid;
@@ -124,7 +126,6 @@ create table chessboard.hold_ledger (
   released boolean not null,
   primary key (property_object_id, booking_id)
 );
-create index ix_hold_ledger_unreleased on chessboard.hold_ledger (property_object_id) where not released;
 
 create table chessboard.project_recalc_request (
   id bigint generated always as identity primary key,

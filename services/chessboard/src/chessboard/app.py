@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Final
 
 from fastapi import FastAPI
 
@@ -26,6 +27,8 @@ from chessboard import api, consumers, jobs, messages, repository
 from chessboard.settings import ChessboardSettings
 from chessboard.tables import SCHEMA
 
+STATUS_CHANGED_LAG: Final = "chessboard_property_object_status_changed_delivery_lag_seconds"
+
 
 @dataclass(frozen=True, slots=True)
 class Chessboard:
@@ -48,7 +51,7 @@ def build(settings: ChessboardSettings, roles: frozenset[str], clock: Clock | No
     system = Database(settings.database_url, application_name="chessboard", on_commit=wakeup.set)
     api_database = Database(settings.api_database_url, application_name="chessboard-api", on_commit=wakeup.set)
     producer = Producer(settings.kafka, client_id="chessboard-relay")
-    metrics = RelayMetrics(registry)
+    metrics = RelayMetrics(registry, {messages.STATUS_CHANGED_TOPIC: STATUS_CHANGED_LAG})
     floor = Floor(SCHEMA)
     relays = [
         Relay(
@@ -68,7 +71,7 @@ def build(settings: ChessboardSettings, roles: frozenset[str], clock: Clock | No
     consumed = consumers.declare_consumers(registry)
     consumer_metrics = ConsumerMetrics(registry)
     handlings = [Handling(system, consumer, SCHEMA, clock, consumer_metrics) for consumer in consumed]
-    declared = jobs.declare_jobs(settings, system, registry)
+    declared = jobs.declare_jobs(settings, system, registry, consumer=consumers.CRM_PROPERTY_OBJECT_STATUS)
     drivers = [JobDriver(job, system, clock, JobRecords(SCHEMA)) for job in declared]
     sealer = AuditSealer(system, clock, schema=SCHEMA, registry=registry, event=messages.AUDIT_RECORDED)
     loops: list[Loop] = []

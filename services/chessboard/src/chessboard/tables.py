@@ -154,6 +154,12 @@ property_object_versions = Table(
     Column("actor", Text),
     Column("correlation_id", Text, nullable=False),
     Column("changed_at", DateTime(timezone=True), nullable=False),
+    Index(
+        "ix_property_object_version_freed",
+        "source",
+        "changed_at",
+        postgresql_where=text("to_status = 'Free' and from_status <> 'Free'"),
+    ),
 )
 """What every version of an object was; rows are only added. It has no row level security, since COPY knows none: the
 API's role may add rows and reads them through the view `property_object_history`, which shows a tenant its own."""
@@ -170,7 +176,6 @@ hold_ledger = Table(
         ["property_object_id"], ["chessboard.property_object.id"], name="fk_hold_ledger_property_object"
     ),
     CheckConstraint("last_sequence >= 1", name="ck_last_sequence_positive"),
-    Index("ix_hold_ledger_unreleased", "property_object_id", postgresql_where=text("not released")),
 )
 """What CRM has last asked for each booking of an object; written under the object's row lock."""
 

@@ -1,7 +1,7 @@
 """Kafka: what services may use of it. Only the modules of `kafka` import the client library."""
 
-from chassis.messaging.kafka.group import SESSION_SECONDS, GroupReader, read_lag
-from chassis.messaging.kafka.producer import Producer
+from chassis.messaging.kafka.group import SESSION_SECONDS, GroupReader, read_lag, read_overdue
+from chassis.messaging.kafka.producer import Producer, partition_of
 from chassis.messaging.kafka.topics import (
     auto_creates_topics,
     create_topics,
@@ -35,7 +35,9 @@ __all__ = [
     "auto_creates_topics",
     "create_topics",
     "describe_topics",
+    "partition_of",
     "read_lag",
+    "read_overdue",
     "read_topics",
     "require_topics",
 ]

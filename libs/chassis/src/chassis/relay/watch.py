@@ -1,5 +1,7 @@
-"""What an outbox shows of itself: how much waits, how old it is, what is parked."""
+"""What an outbox shows of itself: how much waits, how old it is, what is parked, how late events arrive."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -26,10 +28,18 @@ select clock_timestamp() as at, w.*, p.*, k.* from
 log = structlog.get_logger(__name__)
 
 
-class RelayMetrics:
-    """What a relay exports; one instance per process and registry."""
+NO_LAGS: Final[Mapping[str, str]] = MappingProxyType({})
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+
+class RelayMetrics:
+    """What a relay exports; one instance per process and registry.
+
+    Args:
+        registry: where the metrics are registered.
+        lags: topics whose delivery lag is exported, with the name of the metric of each.
+    """
+
+    def __init__(self, registry: CollectorRegistry, lags: Mapping[str, str] = NO_LAGS) -> None:
         def counter(name: str, said: str) -> Counter:
             return Counter(f"pin_outbox_{name}", said, registry=registry)
 
@@ -53,6 +63,15 @@ class RelayMetrics:
             registry=registry,
             buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10),
         )
+        self.lags = {
+            topic: Histogram(
+                name,
+                "Time from an event's row in the outbox to the broker's acknowledgement.",
+                registry=registry,
+                buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800),
+            )
+            for topic, name in lags.items()
+        }
 
 
 class OutboxWatch:

@@ -21,6 +21,7 @@ from chassis.clock import Clock, DatabaseClock
 from chassis.db import DATABASE_ERRORS, Database, driver_connection, is_infrastructure
 from chassis.messaging import BrokerUnavailable, Producer, Publication, Record
 from chassis.outbox import LANES
+from chassis.relay.arrivals import Arrivals
 from chassis.relay.floor import Floor
 from chassis.relay.parking import Parking
 from chassis.relay.watch import RelayMetrics
@@ -61,7 +62,6 @@ cross join lateral (
   order by i.lane, i.id limit $3
 ) as o
 """
-_DELETE = "delete from {schema}.outbox where id = any($1::bigint[])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,7 @@ class Relay:
         self.name = name
         self.heartbeat = Heartbeat(longest_silence=max(60.0, interval * 3))
         self.parking = Parking(schema)
+        self._arrivals = Arrivals(schema, metrics.lags)
         self._database = database
         self._producer = producer
         self._woken = wakeup.subscribe()
@@ -144,7 +145,6 @@ class Relay:
         self._sql = {
             "lock": _LOCK_LANES.format(schema=schema),
             "read": _READ.format(schema=schema),
-            "delete": _DELETE.format(schema=schema),
         }
 
     async def run(self, stop: Stop) -> None:
@@ -251,7 +251,7 @@ class Relay:
             self._count_refusals(refused)
         done = publication.acknowledged
         gone = [row["id"] for row in rows] if len(done) == len(rows) else [rows[at]["id"] for at in done]
-        await connection.execute(self._sql["delete"], gone)
+        await self._arrivals.delete(connection, gone)
 
     def _count_refusals(self, refused: Sequence[tuple[asyncpg.Record, Exception]]) -> None:
         for row, _ in refused:
@@ -289,7 +289,7 @@ class Relay:
                 await self.parking.refuse(connection, refused, instant)
                 if refused:
                     self._count_refusals(refused)
-                await connection.execute(self._sql["delete"], [rows[at]["id"] for at in done])
+                await self._arrivals.delete(connection, [rows[at]["id"] for at in done])
             free = [row["message_key"] for row in due if row["id"] is None]
             await self.parking.release(connection, free + [rows[at]["message_key"] for at in done])
         self._metrics.published.inc(len(done))

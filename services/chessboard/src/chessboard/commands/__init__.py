@@ -3,7 +3,17 @@
 A command locks the objects that it changes, calls the domain, and writes through `repository.write_changes`.
 """
 
+from chessboard.commands.expirations import Expired, release_expired_holds
 from chessboard.commands.objects import By, hide_object, reprice_object, sell_object, unhide_object
 from chessboard.commands.requests import settle_request
 
-__all__ = ["By", "hide_object", "reprice_object", "sell_object", "settle_request", "unhide_object"]
+__all__ = [
+    "By",
+    "Expired",
+    "hide_object",
+    "release_expired_holds",
+    "reprice_object",
+    "sell_object",
+    "settle_request",
+    "unhide_object",
+]

@@ -1,5 +1,15 @@
 """Projects, buildings, property objects, their holds, and what CRM asks of them; pure."""
 
+from chessboard.domain.expirations import (
+    NOTHING_KNOWN,
+    Evidence,
+    ExpirationLimits,
+    LostBecause,
+    Phase,
+    bookings_of,
+    release_expired,
+    why_lost,
+)
 from chessboard.domain.objects import (
     HELD,
     TRANSITIONS,
@@ -37,17 +47,22 @@ from chessboard.domain.requests import (
 
 __all__ = [
     "HELD",
+    "NOTHING_KNOWN",
     "TRANSITIONS",
     "Act",
     "Ask",
     "Building",
     "Change",
     "DomainError",
+    "Evidence",
+    "ExpirationLimits",
     "Hold",
     "HoldMismatch",
     "Ledger",
     "LedgerEntry",
+    "LostBecause",
     "Outcome",
+    "Phase",
     "PriceChanged",
     "Project",
     "ProjectNotFound",
@@ -64,6 +79,9 @@ __all__ = [
     "Transition",
     "ValidationError",
     "VersionConflict",
+    "bookings_of",
     "next_status",
+    "release_expired",
     "settle",
+    "why_lost",
 ]

@@ -8,6 +8,7 @@ that is taken away is announced before it goes, so that a batch in hand can be f
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -240,6 +241,48 @@ async def read_lag(
         }
         for name, places in offsets.items()
     }
+
+
+async def read_overdue(
+    address: KafkaAddress, group: str, topics: Collection[str], before: datetime, patience: float = 5.0
+) -> dict[Place, bool]:
+    """Return for each partition of some topics whether records from before an instant wait there for a group.
+
+    Args:
+        address: where Kafka is.
+        group: the group's name; one that has committed nothing has read nothing.
+        topics: what it reads; a topic that doesn't exist is left out.
+        before: records with a timestamp before it count.
+        patience: seconds to wait for the broker.
+
+    Raises:
+        BrokerUnavailable: no broker answers in time.
+    """
+    admin = AIOKafkaAdminClient(**address.client_arguments())
+    reader = AIOKafkaConsumer(**address.client_arguments(), enable_auto_commit=False)
+    try:
+        async with asyncio.timeout(patience):
+            await admin.start()
+            await reader.start()
+            sizes = {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
+            places = [TopicPartition(topic, number) for topic in topics for number in range(sizes.get(topic, 0))]
+            if not places:
+                return {}
+            known = {name for name, *_ in await admin.list_consumer_groups()}
+            kept = await admin.list_consumer_group_offsets(group) if group in known else {}
+            starts, ends = await reader.beginning_offsets(places), await reader.end_offsets(places)
+            marks = await reader.offsets_for_times(dict.fromkeys(places, int(before.timestamp() * 1000)))
+    except (KafkaError, OSError, TimeoutError) as error:
+        raise await not_connected(address, error) from error
+    finally:
+        await reader.stop()
+        await admin.close()
+    overdue = {}
+    for place in places:
+        mark = marks.get(place)
+        done = max(starts[place], kept[place].offset if place in kept else 0)
+        overdue[Place(place.topic, place.partition)] = done < (ends[place] if mark is None else mark.offset)
+    return overdue
 
 
 async def _add_unread(

@@ -7,7 +7,7 @@ they were given, and none passes one of its key that was refused.
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakSet
@@ -339,6 +339,16 @@ def _place(key: bytes, choices: tuple[int, ...]) -> int:
     """Return the partition of a key, as every client of Kafka computes it; the library's hash is slow Python."""
     partition: int = _PARTITION(key, choices, choices)
     return partition
+
+
+def partition_of(key: bytes, partitions: Collection[int]) -> int:
+    """Return the partition of a topic in which the records of a key stand.
+
+    Args:
+        key: the records' key.
+        partitions: the numbers of the topic's partitions.
+    """
+    return _place(key, tuple(sorted(partitions)))
 
 
 def _refusal(error: Exception | None) -> Refusal | None:
