@@ -250,7 +250,7 @@ async def test_a_service_says_what_it_lacks_and_when_told_to_stop_finishes_its_b
         assert b"content-type: application/problem+json" in refused
         assert orjson.loads(refused.partition(b"\r\n\r\n")[2])["code"] == "malformed_request"
         process.send_signal(signal.SIGTERM)
-        await eventually(lambda: b"Waiting for application shutdown" in log.read_bytes())
+        await eventually(lambda: b"Shutting down" in log.read_bytes())
     status = await asyncio.to_thread(stop, process, 30, signal.SIGTERM)
     assert status == 0, log.read_text()
     moved = await rows.fetchval("select count(*) from crm.deal_timeline_event where status = 'Overdue'")

@@ -136,7 +136,9 @@ _OVERVIEW = """
 select n.name, c.paused_at, c.paused_by, c.pause_reason, c.run_requested_at, c.run_requested_by,
   r.id, r.trigger, r.started_at, r.finished_at, r.result, r.counts::text as counts, r.error, r.process,
   exists (select from {schema}.job_run u where u.name = n.name and u.finished_at is null and u.seen_at >= $2)
-    as running
+    as running,
+  (select max(started_at) from {schema}.job_run s where s.name = n.name and s.trigger in ('schedule', 'misfire'))
+    as ticked_at
 from unnest($1::text[]) with ordinality as n(name, place)
 left join {schema}.job_control c on c.name = n.name
 left join lateral (select * from {schema}.job_run j where j.name = n.name order by j.id desc limit 1) as r on true
