@@ -102,7 +102,7 @@ def _show(demo: Demo, watcher: Watcher) -> None:
         _show_event(demo, watcher, deal)
         items = client.get(f"/v1/deals/{deal}/timeline").json()["items"]
         late = [item for item in items if item["icon"] == "просрочено"]
-        demo.check("the overdue step shows the icon «просрочено»", len(late) == 1, f"{len(items)} steps")
+        demo.check("the overdue step shows the icon «просрочено»", len(late) == 1, f"{len(late)} of {len(items)} steps")
         client.post(f"/v1/deals/{deal}/timeline", json=_step("DocumentUploaded")).raise_for_status()
         again = client.get(f"/v1/deals/{deal}/timeline").json()["items"]
         demo.check("the document came late: the step is Done and keeps no icon", not any(i["icon"] for i in again))
