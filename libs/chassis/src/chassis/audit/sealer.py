@@ -45,9 +45,15 @@ _LAST_KEPT = """
 select l.xid::text as xid, l.id from {schema}.audit_seal s join {schema}.audit_log l on l.id = s.audit_id
 order by s.sequence desc limit 1
 """
+# By place and by id: after a restore into a server whose transaction ids start over, no new row has a later place.
 _OLDEST = """
-select a.occurred_at from {schema}.audit_log a
-where (a.xid, a.id) > ($1::text::xid8, $2::bigint) order by a.xid, a.id limit 1
+select min(w.occurred_at) from (
+  (select a.occurred_at from {schema}.audit_log a
+   where (a.xid, a.id) > ($1::text::xid8, $2::bigint) order by a.xid, a.id limit 1)
+  union all
+  (select a.occurred_at from {schema}.audit_log a
+   where a.id > (select max(s.audit_id) from {schema}.audit_seal s) order by a.id limit 1)
+) as w
 """
 _COLUMNS = ("sequence", "audit_id", "previous_hash", "hash", "sealed_at")
 log = structlog.get_logger(__name__)
