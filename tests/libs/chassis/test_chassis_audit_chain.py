@@ -197,6 +197,26 @@ async def test_the_age_of_the_oldest_unsealed_row_is_shown(scene: Scene) -> None
     assert age() == 0
 
 
+async def test_the_age_is_shown_though_nothing_can_be_sealed(sealed: Scene, admin: Admin) -> None:
+    await admin.execute("delete from crm.audit_log where id = 7")
+    await note(sealed.database, 8)
+    sealed.clock.move_to(NOW.replace(minute=5))
+    with pytest.raises(AuditBroken):
+        await sealed.sealer.run(Stop())
+    assert sealed.registry.get_sample_value("pin_audit_oldest_unsealed_age_seconds") == 300
+
+
+async def test_the_age_is_shown_after_a_restore_into_a_server_whose_transaction_ids_start_over(
+    sealed: Scene, admin: Admin
+) -> None:
+    await admin.execute("update crm.audit_log set xid = (xid::text::bigint + 1000000)::text::xid8")
+    await note(sealed.database, 8)
+    sealed.clock.move_to(NOW.replace(minute=5))
+    assert await sealed.sealer.run_once() == 0
+    await sealed.sealer.observe()
+    assert sealed.registry.get_sample_value("pin_audit_oldest_unsealed_age_seconds") == 300
+
+
 # --- announcing
 
 

@@ -112,7 +112,10 @@ class ServiceCommand(Generic[SettingsT]):
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Run one verb; return the exit status (0 done, 1 failed, 2 not understood)."""
-        options = self._parser().parse_args(arguments)
+        given = sys.argv[1:] if arguments is None else arguments
+        if any(map(_is_broken, given)):
+            return self._refuse("an argument is not text in UTF-8; look at the terminal's encoding")
+        options = self._parser().parse_args(given)
         try:
             settings = self.settings()
         except ValidationError as error:
@@ -128,7 +131,8 @@ class ServiceCommand(Generic[SettingsT]):
         except (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             migrating = options.verb == self._migrate
             where = safe_address(settings.migrate_database_url if migrating else settings.database_url)
-            return self._refuse(f"database {where}: {str(error).splitlines()[0][:300]}", status=1)
+            said = (str(error).splitlines() or [type(error).__name__])[0]  # a connection that timed out says nothing
+            return self._refuse(f"database {where}: {said[:300]}", status=1)
         finally:
             if tracing is not None:
                 tracing.close()
@@ -273,6 +277,11 @@ class ServiceCommand(Generic[SettingsT]):
         for line in reason.splitlines():
             print(f"{self.name}: {line}", file=sys.stderr)
         return status
+
+
+def _is_broken(argument: str) -> bool:
+    """Tell whether an argument holds bytes that its encoding doesn't know (PEP 383); no record could keep them."""
+    return any("\udc80" <= character <= "\udcff" for character in argument)
 
 
 def _leave(_: int, __: object) -> None:

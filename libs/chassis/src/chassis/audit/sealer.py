@@ -41,9 +41,19 @@ select {content} from {schema}.audit_log a
 where (a.xid, a.id) > ($1::text::xid8, $2::bigint) and a.xid < pg_snapshot_xmin(pg_current_snapshot())
 order by a.xid, a.id limit $3
 """
+_LAST_KEPT = """
+select l.xid::text as xid, l.id from {schema}.audit_seal s join {schema}.audit_log l on l.id = s.audit_id
+order by s.sequence desc limit 1
+"""
+# By place and by id: after a restore into a server whose transaction ids start over, no new row has a later place.
 _OLDEST = """
-select a.occurred_at from {schema}.audit_log a
-where (a.xid, a.id) > ($1::text::xid8, $2::bigint) order by a.xid, a.id limit 1
+select min(w.occurred_at) from (
+  (select a.occurred_at from {schema}.audit_log a
+   where (a.xid, a.id) > ($1::text::xid8, $2::bigint) order by a.xid, a.id limit 1)
+  union all
+  (select a.occurred_at from {schema}.audit_log a
+   where a.id > (select max(s.audit_id) from {schema}.audit_seal s) order by a.id limit 1)
+) as w
 """
 _COLUMNS = ("sequence", "audit_id", "previous_hash", "hash", "sealed_at")
 log = structlog.get_logger(__name__)
@@ -101,8 +111,10 @@ class AuditSealer:
         self._outbox = Outbox(schema)
         self._sql = {
             name: statement.format(schema=schema, content=CONTENT)
-            for name, statement in (("lock", _LOCK), ("place", _PLACE), ("unsealed", _UNSEALED), ("oldest", _OLDEST))
-        }
+            for name, statement in {
+                "lock": _LOCK, "place": _PLACE, "unsealed": _UNSEALED, "last kept": _LAST_KEPT, "oldest": _OLDEST,
+            }.items()
+        }  # fmt: skip
         self._sealed = Counter("pin_audit_sealed_total", "Audit rows sealed.", registry=registry)
         self._oldest = Gauge(
             "pin_audit_oldest_unsealed_age_seconds", "Age of the oldest audit row without a seal.", registry=registry
@@ -113,9 +125,7 @@ class AuditSealer:
         while not stop.requested:
             self.heartbeat.beat()
             try:
-                sealed = await self.run_once()
-                if sealed < ROWS_PER_TURN:
-                    await self.observe()
+                sealed = await self._turn()
             except DATABASE_ERRORS as error:
                 if not is_infrastructure(error):
                     raise
@@ -123,6 +133,16 @@ class AuditSealer:
                 sealed = 0
             if sealed < ROWS_PER_TURN:
                 await stop.wait(self._interval)
+
+    async def _turn(self) -> int:
+        """Seal a batch, and show the age of what waits whether or not that works: an alert rests on it."""
+        sealed = 0
+        try:
+            sealed = await self.run_once()
+        finally:
+            if sealed < ROWS_PER_TURN:
+                await self.observe()
+        return sealed
 
     async def run_once(self) -> int:
         """Seal one batch.
@@ -146,10 +166,11 @@ class AuditSealer:
         return len(rows)
 
     async def observe(self) -> None:
-        """Set the age of the oldest unsealed row."""
+        """Set the age of the oldest unsealed row; after the last sealed one that is there, should some be gone."""
         async with self._database.read() as session:
             connection = await driver_connection(session)
-            oldest: datetime | None = await connection.fetchval(self._sql["oldest"], *await self._place(connection))
+            last = await connection.fetchrow(self._sql["last kept"]) or ("0", 0)
+            oldest: datetime | None = await connection.fetchval(self._sql["oldest"], *last)
             now = await self._clock.now(session)
         self._oldest.set(0 if oldest is None else max(0.0, (now - oldest).total_seconds()))
 
