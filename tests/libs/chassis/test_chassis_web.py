@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import text
 
+from chassis.clock import DatabaseClock
 from chassis.db import Database
 from chassis.identity import TokenVerifier
 from chassis.messaging import BrokerUnavailable
@@ -115,7 +116,7 @@ class Scene:
             routers=[router, plain],
             errors={NotThere: ErrorAnswer(404, "not_there"), NotThereAtAll: ErrorAnswer(410, "gone")},
             ready=ready,
-            state={"api_database": database, "verifier": TokenVerifier([ISSUER])},
+            state={"api_database": database, "verifier": TokenVerifier([ISSUER]), "clock": DatabaseClock()},
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app),

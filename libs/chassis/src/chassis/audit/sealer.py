@@ -33,7 +33,8 @@ ROWS_PER_TURN: Final = 2000
 _LOCK = "select pg_try_advisory_xact_lock(hashtext('{schema}.audit_seal'), 0)"
 # The place is given as values: a row compared with a subquery can't be looked up in an index.
 _PLACE = """
-select l.xid::text as xid, l.id from {schema}.audit_seal s left join {schema}.audit_log l on l.id = s.audit_id
+select l.xid::text as xid, l.id, l.xid >= pg_snapshot_xmin(pg_current_snapshot()) as is_to_come
+from {schema}.audit_seal s left join {schema}.audit_log l on l.id = s.audit_id
 order by s.sequence desc limit 1
 """
 _UNSEALED = """
@@ -60,7 +61,7 @@ log = structlog.get_logger(__name__)
 
 
 class AuditBroken(Exception):
-    """The row of the last seal is gone: nothing is sealed on top of it before a person has looked."""
+    """The row of the last seal is gone or out of place: nothing is sealed on top of it before a person has looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class AuditSealer:
             How many rows were sealed; 0 as well where another process is sealing.
 
         Raises:
-            AuditBroken: the audit row of the last seal is gone.
+            AuditBroken: the audit row of the last seal is gone, or its transaction id is one that nobody has had yet.
             sqlalchemy.exc.DBAPIError, asyncpg.PostgresError: the database failed; nothing was sealed.
         """
         async with self._database.write() as session:
@@ -181,6 +182,11 @@ class AuditSealer:
             return "0", 0
         if row["id"] is None:
             raise AuditBroken("the audit row of the last seal is gone; run `audit verify`")
+        if row["is_to_come"]:
+            raise AuditBroken(
+                "the transaction id of the last seal's row is one that nobody has had yet: what is written now sorts"
+                " before it; run `audit verify`"
+            )
         return row["xid"], row["id"]
 
     async def _write(self, session: AsyncSession, links: Sequence[Link], now: datetime) -> None:

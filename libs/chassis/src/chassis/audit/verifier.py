@@ -18,7 +18,8 @@ PAGE: Final = 2000
 
 # `offset 0` keeps both statements to look-ups by index: a join of whole tables would cost each page the whole log.
 _LINKS = """
-select s.sequence, s.audit_id, s.previous_hash, s.hash, s.next, r.* from (
+select s.sequence, s.audit_id, s.previous_hash, s.hash, s.next, r.*,
+  r.xid >= pg_snapshot_xmin(pg_current_snapshot())::text::bigint as is_to_come from (
   select s.sequence, s.audit_id, s.previous_hash, s.hash, lead(s.previous_hash) over (order by s.sequence) as next
   from {schema}.audit_seal s where s.sequence > $1 order by s.sequence limit $2
 ) as s left join lateral (
@@ -126,6 +127,8 @@ def _wrong_with(place: _Place, row: asyncpg.Record) -> str | None:
         return _what_changed(place, row)
     if (row["xid"], row["audit_id"]) <= (place.xid, place.audit_id):
         return "the row's transaction id was changed: it is out of order"
+    if row["is_to_come"]:
+        return "the row's transaction id is one that nobody has had yet: it was changed, or the ids started over"
     return None
 
 
