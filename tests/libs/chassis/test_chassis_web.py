@@ -292,6 +292,13 @@ async def test_a_body_at_the_limit_is_taken(scene: Scene):
     assert answer.json() == {"fields": 1}
 
 
+@pytest.mark.parametrize(("declared", "status"), [("0" * 5000 + "2", 200), ("9" * 5000, 413)], ids=["zeros", "nines"])
+async def test_a_declared_length_of_thousands_of_digits_is_read(scene: Scene, declared: str, status: int):
+    headers = {"content-type": "application/json", "content-length": declared}
+    answer = await scene.client.post("/echo", content=b"{}", headers=headers)
+    assert answer.status_code == status
+
+
 async def test_a_false_declared_length_does_not_let_a_body_through(scene: Scene):
     body = b'{"a": "' + b"x" * MAX_BODY_BYTES + b'"}'
     headers = {"content-type": "application/json", "content-length": "10"}
