@@ -132,6 +132,7 @@ _LAST_STARTED = """
 select started_at from {schema}.job_run
 where name = $1 and (result is null or result in ('ok', 'failed')) order by id desc limit 1
 """
+_IS_RUNNING = "select exists (select from {schema}.job_run where name = $1 and finished_at is null and seen_at >= $2)"
 _OVERVIEW = """
 select n.name, c.paused_at, c.paused_by, c.pause_reason, c.run_requested_at, c.run_requested_by,
   r.id, r.trigger, r.started_at, r.finished_at, r.result, r.counts::text as counts, r.error, r.process,
@@ -215,6 +216,12 @@ class JobRecords:
         """Return when the last run began that is running or came to its own end, well or not."""
         started: datetime | None = await (await driver_connection(session)).fetchval(self._sql(_LAST_STARTED), name)
         return started
+
+    async def is_running(self, session: AsyncSession, name: str, now: datetime) -> bool:
+        """Tell whether a cycle of the job is running in a process that lives, as far as can be told."""
+        connection = await driver_connection(session)
+        running: bool = await connection.fetchval(self._sql(_IS_RUNNING), name, now - ABANDONED_AFTER)
+        return running
 
     async def overview(self, session: AsyncSession, names: list[str], now: datetime) -> list[dict[str, Any]]:
         """Return control and last run of jobs, in the given order."""
