@@ -12,7 +12,7 @@ import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
-from chassis.audit import Audit, AuditRecord, AuditSealer, Head, find_head, verify
+from chassis.audit import Audit, AuditRecord, AuditSealer, BrokenLink, Head, find_head, verify
 from chassis.audit.sealer import AuditBroken
 from chassis.clock import MovableClock
 from chassis.db import Database
@@ -58,8 +58,8 @@ class Scene:
 
     async def check(self, remembered: Head | None = None, page: int = 2) -> str | None:
         async with self.database.read() as session:
-            broken = await verify(session, "crm", remembered=remembered, page=page)
-        return None if broken is None else str(broken)
+            found = await verify(session, "crm", remembered=remembered, page=page)
+        return str(found) if isinstance(found, BrokenLink) else None
 
     async def head(self) -> Head:
         async with self.database.read() as session:

@@ -251,14 +251,12 @@ class ServiceCommand(Generic[SettingsT]):
         return 0
 
     def _verify_audit(self, settings: SettingsT, options: argparse.Namespace) -> int:
-        async def check(session: AsyncSession) -> tuple[BrokenLink | None, Head]:
-            broken = await verify(session, self.schema, remembered=options.head)
-            return broken, await find_head(session, self.schema)
-
-        broken, head = asyncio.run(self._reading(settings, check))
-        if broken is not None:
-            return self._refuse(f"audit broken at {broken}", status=1)
-        print(f"whole up to {head}")
+        found = asyncio.run(
+            self._reading(settings, lambda session: verify(session, self.schema, remembered=options.head))
+        )
+        if isinstance(found, BrokenLink):
+            return self._refuse(f"audit broken at {found}", status=1)
+        print(f"whole up to {found}")
         return 0
 
     async def _reading(self, settings: SettingsT, ask: Callable[[AsyncSession], Awaitable[Answer]]) -> Answer:

@@ -66,7 +66,7 @@ class _Place:
 
 async def verify(
     session: AsyncSession, schema: str, *, remembered: Head | None = None, page: int = PAGE
-) -> BrokenLink | None:
+) -> BrokenLink | Head:
     """Check the whole chain of a service's audit log, a page at a time.
 
     Args:
@@ -76,7 +76,7 @@ async def verify(
         page: links read at once.
 
     Returns:
-        The first broken link; None if there is none.
+        The first broken link; or the head up to which the chain is whole, later links having been unread.
 
     Raises:
         asyncpg.PostgresError: the database failed.
@@ -88,13 +88,14 @@ async def verify(
         before = place
         place, broken = _walked(place, rows, remembered)
         slipped = await _find_slipped_in(connection, schema, before, place)
-        if slipped or broken:
-            return slipped or broken
+        wrong = slipped or broken
+        if wrong is not None:
+            return wrong
     if remembered is not None and place.head.sequence < remembered.sequence:
         return BrokenLink(
             place.head.sequence + 1, None, f"the chain ends before the remembered head {remembered.sequence}"
         )
-    return None
+    return place.head
 
 
 def _walked(place: _Place, rows: Sequence[asyncpg.Record], remembered: Head | None) -> tuple[_Place, BrokenLink | None]:
