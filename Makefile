@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 export PIN_CASES ?= ../shared/cases
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down kafka topics token job crm test test-messaging test-pooled check lint types contracts queues acls openapi requirements bench chaos lock clean
+.PHONY: help setup demo up down kafka topics token job crm chessboard test test-messaging test-pooled check lint types contracts queues acls openapi requirements bench chaos lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -31,11 +31,14 @@ topics: setup ## create the contracts' topics on BOOTSTRAP=host:port and report 
 token: setup ## print an access token for the running development platform (TENANT=, SUB=, ROLES=, SCOPE=)
 	@$(BIN)/python -m devstack token
 
-job: setup ## run one cycle of a job of the running development platform (JOB=timeline-overdue)
-	@$(BIN)/python -m devstack job $(or $(JOB),timeline-overdue)
+job: setup ## run one cycle of a job of the running development platform (JOB=timeline-overdue, SERVICE=crm)
+	@$(BIN)/python -m devstack job $(or $(JOB),timeline-overdue) --service $(or $(SERVICE),crm)
 
 crm: setup ## run a verb of crm on the running development platform (VERB="audit verify", "dead-letters list", "outbox parked")
 	@$(BIN)/python -m devstack crm $(VERB)
+
+chessboard: setup ## run a verb of chessboard on the running development platform (VERB="dead-letters list", "outbox parked")
+	@$(BIN)/python -m devstack chessboard $(VERB)
 
 test: setup ## run the tests on embedded Postgres and Kafka
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests $(ARGS)
@@ -85,7 +88,7 @@ chaos: setup ## every kind of fault under load, for minutes (CHAOS_FAULTS=40, CH
 lock: setup ## renew requirements.lock from the pyproject files
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-header --no-emit-package bizcal --no-emit-package chassis --no-emit-package devstack \
-	  --no-emit-package crm --quiet --upgrade --output-file requirements.lock
+	  --no-emit-package crm --no-emit-package chessboard --quiet --upgrade --output-file requirements.lock
 
 clean: ## remove what the targets made (.venv, .pin, caches)
 	@rm -rf .venv .pin .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -9,7 +9,7 @@ declare
   service text;
   suffix text;
 begin
-  foreach service in array array['crm'] loop
+  foreach service in array array['crm', 'chessboard'] loop
     foreach suffix in array array['owner', 'api', 'system'] loop
       if not exists (select from pg_roles where rolname = service || '_' || suffix) then
         execute format('create role %I login nosuperuser nocreatedb nocreaterole nobypassrls', service || '_' || suffix);

@@ -168,6 +168,11 @@ def payload_drift(payload: Any, contract: Contract, message: DeclaredMessage) ->
     ]
 
 
+def contract_named(contracts: Iterable[Contract], name: str) -> Contract:
+    """Return the contract of one service."""
+    return next(contract for contract in contracts if contract.name == name)
+
+
 def undeclared_topics(sources: Mapping[str, str], contracts: Iterable[Contract]) -> list[str]:
     """Topic names in source text (file name -> text) that no contract declares."""
     declared = {channel.get("address") for contract in contracts for channel in contract.channels.values()}

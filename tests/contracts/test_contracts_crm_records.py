@@ -14,7 +14,8 @@ def test_every_declared_message_is_produced(story, contracts):
 
 
 def test_a_message_that_nothing_produces_or_nobody_declared_is_refused(contracts, declared):
-    produced = {*declared, ("pin.crm.audit.v1", "audit.lost")} - {("pin.crm.audit.v1", "audit.recorded")}
+    crm = {(topic, kind) for topic, kind in declared if topic.startswith("pin.crm.")}
+    produced = {*crm, ("pin.crm.audit.v1", "audit.lost")} - {("pin.crm.audit.v1", "audit.recorded")}
     assert unproduced("crm", produced, contracts) == [
         "crm.asyncapi.yaml: message AuditRecorded: no test produces it",
         "audit.lost on pin.crm.audit.v1: produced, and no contract declares it",

@@ -1,7 +1,7 @@
 """What every contract file must say, and each rule seen refusing a file that breaks it."""
 
 import pytest
-from contract_checks import ROOT, edited, undeclared_topics
+from contract_checks import ROOT, contract_named, edited, undeclared_topics
 
 from chassis.contracts import Contract, ContractInvalid, load_contracts
 from chassis.contracts.classes import EVENT_CLASSES
@@ -208,18 +208,22 @@ def test_every_topic_named_in_code_is_declared(contracts):
 @pytest.mark.req("EVT-112", "EVT-113", "EVT-114", "EVT-115", "EVT-116", "EVT-117", "EVT-118", "EVT-119", "EVT-127")
 @pytest.mark.parametrize(("check", "path", "value", "sentence"), VIOLATIONS, ids=[row[3] for row in VIOLATIONS])
 def test_a_contract_that_breaks_a_rule_is_refused(check, path, value, sentence, contracts):
-    broken = edited(contracts[0], path, value)
+    broken = edited(contract_named(contracts, "crm"), path, value)
     assert FILE + sentence in check(broken)
 
 
 def test_a_topic_that_two_channels_declare_is_refused(contracts):
-    twice = edited(contracts[0], ("channels", "again"), contracts[0].channels["timelineOverdue"])
+    twice = edited(
+        contract_named(contracts, "crm"),
+        ("channels", "again"),
+        contract_named(contracts, "crm").channels["timelineOverdue"],
+    )
     first = "pin.crm.timeline-overdue.v1 is declared by crm.asyncapi.yaml: channel timelineOverdue already"
     assert topics_declared_twice([twice]) == [f"crm.asyncapi.yaml: channel again: {first}"]
 
 
 def test_unequal_partition_counts_of_one_key_are_refused(contracts):
-    unequal = edited(contracts[0], (*TO_KAFKA, "partitions"), 24)
+    unequal = edited(contract_named(contracts, "crm"), (*TO_KAFKA, "partitions"), 24)
     counts = f"24 partitions in {FILE}channel timelineOverdue; 12 partitions in {FILE}channel dealTimeline"
     assert unequal_partitions([unequal]) == [f"key DealId: {counts}"]
 
@@ -295,7 +299,7 @@ def test_the_page_of_queues_says_what_a_class_promises(kind, source, delivery, o
 @pytest.mark.req("EVT-135", "EVT-138")
 @pytest.mark.parametrize("kind", EVENT_CLASSES)
 def test_a_channel_with_one_replica_in_sync_breaks_every_class_but_the_lossy_one(kind, contracts):
-    weak = edited(contracts[0], (*TO_CONFIG, "min.insync.replicas"), 1)
+    weak = edited(contract_named(contracts, "crm"), (*TO_CONFIG, "min.insync.replicas"), 1)
     weak = edited(weak, (*TO_GOVERNANCE, "event_class"), kind)
     assert any("need min.insync.replicas" in said for said in broken_guarantees(weak)) == (kind != "analytical")
 

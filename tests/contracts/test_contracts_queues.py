@@ -4,7 +4,7 @@ import json
 import shlex
 
 import pytest
-from contract_checks import ROOT, edited
+from contract_checks import ROOT, contract_named, edited
 
 from chassis.contracts import load_contracts
 from chassis.contracts.__main__ import main
@@ -29,7 +29,7 @@ def test_the_page_of_queues_is_what_the_contracts_say(contracts):
 def test_a_page_that_is_older_than_the_contracts_is_refused(contracts, tmp_path):
     place = ("channels", "audit", "x-governance", "operator_action")
     told = ["QUEUES.md: older than the contracts; `make queues` writes it"]
-    assert stale(FOLDER, [edited(contracts[0], place, "call someone")]) == told
+    assert stale(FOLDER, [edited(contract_named(contracts, "crm"), place, "call someone")]) == told
     assert stale(tmp_path, contracts) == told
 
 
@@ -100,9 +100,11 @@ def test_the_page_of_rules_states_how_contracts_change(word):
 def test_a_service_may_write_its_topics_and_a_consumer_read_them_and_nothing_else(contracts):
     permissions = acls(contracts)
     crm = [one for one in permissions if one.principal == "User:crm"]
-    own = {channel["address"] for contract in contracts for channel in contract.channels.values()}
+    own = {channel["address"] for channel in contract_named(contracts, "crm").channels.values()}
     assert {(one.operation, one.resource) for one in crm} == {
         ("Write", "topic"),
+        ("Read", "topic"),
+        ("Read", "group"),
         ("Describe", "topic"),
         ("IdempotentWrite", "cluster"),
     }
@@ -113,7 +115,7 @@ def test_a_service_may_write_its_topics_and_a_consumer_read_them_and_nothing_els
             *(
                 Acl("User:messenger", operation, "topic", topic)
                 for operation in ("Describe", "Read")
-                for topic in ("pin.crm.deal-timeline.v1", "pin.crm.timeline-overdue.v1")
+                for topic in ("pin.crm.booking.v1", "pin.crm.deal-timeline.v1", "pin.crm.timeline-overdue.v1")
             ),
             Acl("User:messenger", "Read", "group", "pin.messenger.", prefixed=True),
         ]
@@ -124,7 +126,7 @@ def test_a_service_may_write_its_topics_and_a_consumer_read_them_and_nothing_els
 
 def test_the_group_prefix_is_the_context_and_not_the_service(contracts):
     place = ("channels", "timelineOverdue", "x-governance", "consumers")
-    permissions = acls([edited(contracts[0], place, ["ops-queue"])])
+    permissions = acls([edited(contract_named(contracts, "crm"), place, ["ops-queue"])])
     assert Acl("User:ops-queue", "Read", "group", "pin.ops.", prefixed=True) in permissions
 
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
-from contract_checks import ROOT, edited
+from contract_checks import ROOT, contract_named, edited
 
 from chassis.contracts import ContractInvalid, drift, ensure_topics, undeclared
 from chassis.contracts import __main__ as module
@@ -26,7 +26,7 @@ def admin(broker):
 def folder(contracts, tmp_path):
     """A contract of its own: the same channel under a topic name that nothing else uses."""
     topic = f"pin.crm.t-{uuid4().hex}.v1"
-    one = edited(contracts[0], ("channels", "timelineOverdue", "address"), topic)
+    one = edited(contract_named(contracts, "crm"), ("channels", "timelineOverdue", "address"), topic)
     one.document["channels"] = {"timelineOverdue": one.document["channels"]["timelineOverdue"]}
     (tmp_path / "one.asyncapi.yaml").write_text(json.dumps(one.document))
     return tmp_path, topic
@@ -64,20 +64,20 @@ def test_a_topic_is_described_by_its_binding(contracts):
 
 
 def test_a_single_node_broker_gets_one_replica_and_no_demand_for_more(contracts):
-    for spec in contracts[0].topics(replicas=1):
+    for spec in contract_named(contracts, "crm").topics(replicas=1):
         assert spec.replicas == 1
         assert "min.insync.replicas" not in spec.config
 
 
 @pytest.mark.parametrize("policy", ["compact", ["compact"]])
 def test_a_cleanup_policy_is_read_as_word_or_list(policy, contracts):
-    changed = edited(contracts[0], (*KAFKA, "topicConfiguration", "cleanup.policy"), policy)
+    changed = edited(contract_named(contracts, "crm"), (*KAFKA, "topicConfiguration", "cleanup.policy"), policy)
     assert changed.topics()[0].config["cleanup.policy"] == "compact"
 
 
 def test_a_channel_without_binding_makes_no_topic(contracts):
     with pytest.raises(ContractInvalid, match=r"^crm\.asyncapi\.yaml: channel timelineOverdue lacks 'partitions'$"):
-        edited(contracts[0], (*KAFKA, "partitions"), ...).topics()
+        edited(contract_named(contracts, "crm"), (*KAFKA, "partitions"), ...).topics()
 
 
 def test_missing_and_different_topics_are_told():

@@ -14,6 +14,7 @@ from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka
 from cloudevents.core.formats.json import JSONFormat
 from contract_checks import (
     Publisher,
+    contract_named,
     edited,
     free_text_fields,
     payload_drift,
@@ -25,7 +26,10 @@ from contract_checks import (
 
 from chassis import platform_events
 from chassis.contracts import every_message
+from chessboard import messages as board
 from crm import messages
+
+CONTEXTS = ("crm", "chessboard")
 
 PRODUCED_AS = {
     messages.DEAL_TIMELINE_OVERDUE: messages.DealTimelineOverduePayload,
@@ -43,8 +47,11 @@ PRODUCED_AS = {
     messages.RELEASED_WITH_DEAL: messages.ObjectReleasedPayload,
     messages.INTERVENTION_NEEDED: messages.InterventionPayload,
     messages.INTERVENTION_RESOLVED: messages.InterventionPayload,
-    platform_events.quarantined("crm"): platform_events.QuarantinedPayload,
-    platform_events.audit_recorded("crm"): platform_events.AuditRecordedPayload,
+    board.STATUS_CHANGED: board.PropertyObjectStatusChangedPayload,
+    board.HOLD_ANSWERED: board.HoldAnsweredPayload,
+    board.OFFER_UPDATED: board.OfferUpdatedPayload,
+    **{platform_events.quarantined(context): platform_events.QuarantinedPayload for context in CONTEXTS},
+    **{platform_events.audit_recorded(context): platform_events.AuditRecordedPayload for context in CONTEXTS},
 }
 """The class whose keys are an event type's payload."""
 
@@ -194,7 +201,7 @@ def test_a_payload_class_that_differs_from_its_contract_is_refused(contracts):
 
 
 def test_a_platform_event_that_no_contract_declares_is_refused(crm_publisher, contracts):
-    gone = edited(contracts[0], ("channels", "operational"), ...)
+    gone = edited(contract_named(contracts, "crm"), ("channels", "operational"), ...)
     publisher = replace(crm_publisher, constants={})
     said = "crm.messages.quarantined: no contract declares message.quarantined on pin.crm.operational.v1"
     assert undeclared(publisher, [gone]) == [said]
@@ -202,7 +209,7 @@ def test_a_platform_event_that_no_contract_declares_is_refused(crm_publisher, co
 
 def test_a_consumer_that_reads_no_such_message_or_cannot_parse_its_example_is_refused(contracts):
     place = ("channels", "timelineOverdue", "x-governance", "consumers")
-    changed = edited(contracts[0], place, ["messenger", "deaf", "strict"])
+    changed = edited(contract_named(contracts, "crm"), place, ["messenger", "deaf", "strict"])
     topic = "pin.crm.timeline-overdue.v1"
 
     def consumer(service, readers):

@@ -10,10 +10,12 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from chassis.consumers import ConsumerMetrics
-from crm.app import build
+import chessboard.app
+import crm.app
+from chessboard.settings import ChessboardSettings
 from crm.settings import CrmSettings
 
+SERVICES = ((CrmSettings, crm.app.build), (ChessboardSettings, chessboard.app.build))
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy/prometheus/alerts.yml"
 TESTS = ROOT / "deploy/prometheus/tests"
@@ -21,7 +23,7 @@ ABSENT = "promtool is missing (Debian package prometheus)"
 ELSEWHERE = frozenset({"up"})
 """Metrics of Prometheus itself."""
 
-METRIC = re.compile(r"\b(?:pin|crm)_[a-z_]+|\bup\b")
+METRIC = re.compile(r"\b(?:pin|crm|chessboard)_[a-z_]+|\bup\b")
 
 
 def alerts(text: str) -> list[dict[str, Any]]:
@@ -59,16 +61,16 @@ def unknown_metrics(alert: dict[str, Any], known: frozenset[str]) -> set[str]:
 
 
 def exported() -> frozenset[str]:
-    """Return the sample names in the registry of a crm process with all roles."""
+    """Return the sample names in the registries of each service's process with all roles."""
     address = "postgresql://crm@127.0.0.1:1/none"
-    settings = CrmSettings(
-        env="development",
-        database_url=address,
-        api_database_url=address,
-        migrate_database_url=address,
-        kafka_bootstrap="127.0.0.1:1",
-        kafka_security="plaintext",
-    )
+    values = {
+        "env": "development",
+        "database_url": address,
+        "api_database_url": address,
+        "migrate_database_url": address,
+        "kafka_bootstrap": "127.0.0.1:1",
+        "kafka_security": "plaintext",
+    }
     registries: list[CollectorRegistry] = []
     original = CollectorRegistry.__init__
 
@@ -78,8 +80,8 @@ def exported() -> frozenset[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CollectorRegistry, "__init__", noted)
-        build(settings, frozenset({"api", "relay", "jobs"}))
-        ConsumerMetrics(CollectorRegistry())  # of a service that consumes
+        for settings, build in SERVICES:
+            build(settings(**values), frozenset({"api", "consumers", "relay", "jobs"}))
     names: set[str] = set()
     for registry in registries:
         for family in registry.collect():

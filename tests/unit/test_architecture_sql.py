@@ -24,6 +24,9 @@ ALLOWED_CLOCKS = {
     "services/crm/migrations/versions/0001_deals_and_timeline.py": (
         "created_at timestamptz not null default clock_timestamp()"
     ),
+    "services/chessboard/migrations/versions/0001_property_objects_and_holds.py": (
+        "created_at timestamptz not null default clock_timestamp()"
+    ),
 }
 """Where the database's clock may be read: the process's clock itself, and the age of an outbox row."""
 

@@ -10,7 +10,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from chassis.db import LINES_AT_ONCE, Database, copy_bytes, copy_lines, copy_text, driver_connection, gathered
+from chassis.db import LINES_AT_ONCE, Database, copy_bytes, copy_lines, copy_text, driver_connection
+from chassis.gathering import gathered
 
 Connection = asyncpg.Connection
 

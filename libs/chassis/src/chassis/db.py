@@ -7,20 +7,19 @@ forgets.
 
 import io
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
-from sqlalchemy import event, text
+from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, SessionTransaction
 
 if TYPE_CHECKING:
     _DriverConnection = asyncpg.Connection[asyncpg.Record]
@@ -227,51 +226,6 @@ def _split_pool_mode(url: str) -> tuple[str, bool]:
 def mark_emitted(session: AsyncSession) -> None:
     """Note that this session put rows into the outbox, so that its commit wakes the relay."""
     session.info["emitted"] = True
-
-
-@asynccontextmanager
-async def gathered(session: AsyncSession) -> AsyncIterator[None]:
-    """Write what a block gives to `copy_lines` and `flush` once, at its end: many small commands, few statements.
-
-    What was given within a savepoint that is rolled back is not written.
-
-    Raises:
-        sqlalchemy.exc.DBAPIError, asyncpg.PostgresError: as those do, at the end of the block.
-    """
-    lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    session.info["gathered"] = lines
-    try:
-        with _without_undone(session.sync_session, lines):
-            yield
-    finally:
-        del session.info["gathered"]
-    await session.flush()
-    for (table, columns), rows in lines.items():
-        await copy_lines(session, table, columns, rows)
-
-
-@contextmanager
-def _without_undone(session: Session, lines: dict[tuple[str, tuple[str, ...]], list[str]]) -> Iterator[None]:
-    """Take out of the lines what was added within a savepoint, if that is rolled back."""
-    lengths: dict[SessionTransaction, dict[tuple[str, tuple[str, ...]], int]] = {}
-
-    def begun(_: Session, transaction: SessionTransaction) -> None:
-        if transaction.nested:
-            lengths[transaction] = {table: len(rows) for table, rows in lines.items()}
-
-    def undone(_: Session, transaction: SessionTransaction) -> None:
-        before = lengths.pop(transaction, None)
-        if before is not None:
-            for table, rows in lines.items():
-                del rows[before.get(table, 0) :]
-
-    event.listen(session, "after_transaction_create", begun)
-    event.listen(session, "after_soft_rollback", undone)
-    try:
-        yield
-    finally:
-        event.remove(session, "after_transaction_create", begun)
-        event.remove(session, "after_soft_rollback", undone)
 
 
 async def flush(session: AsyncSession) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from uuid import UUID
 
 import orjson
@@ -19,10 +20,10 @@ from chassis.testing.processes import CannotStart
 from devstack import apache, demo, judge
 from devstack.identity import EVERYTHING, DevelopmentIssuer
 from devstack.seed import tenant
-from devstack.stack import HOME, Stack
+from devstack.stack import HOME, PORTS, Stack
 
 PID_FILE = HOME / "up.pid"
-ENVIRONMENT_FILE = HOME / "up-crm.json"
+FIRST_PAGES = {"crm": "/v1/deals", "chessboard": "/v1/projects"}
 NEEDED_MB = 300
 
 
@@ -37,10 +38,12 @@ def main() -> int:
     verbs.add_parser("token", help="print an access token").set_defaults(verb=_token)
     job = verbs.add_parser("job", help="run one cycle of a job of the running platform")
     job.add_argument("name")
+    job.add_argument("--service", default="crm", choices=PORTS)
     job.set_defaults(verb=_job)
-    verb = verbs.add_parser("crm", help="run any verb of crm on the running platform")
-    verb.add_argument("words", nargs=argparse.REMAINDER)
-    verb.set_defaults(verb=_verb)
+    for service in PORTS:
+        verb = verbs.add_parser(service, help=f"run any verb of {service} on the running platform")
+        verb.add_argument("words", nargs=argparse.REMAINDER)
+        verb.set_defaults(verb=_verb, service=service)
     verbs.add_parser("judge-contracts", help="let the foreign parser judge the contracts").set_defaults(verb=_judge)
     options = parser.parse_args()
     try:
@@ -81,13 +84,15 @@ def _up(_: argparse.Namespace) -> int:
     _stop_on_sigterm()
     with Stack.start() as stack:
         PID_FILE.write_text(str(os.getpid()))
-        ENVIRONMENT_FILE.write_bytes(orjson.dumps(stack.variables("crm")))
-        crm = stack.address("crm")
-        print(f"\n  crm        {crm}/v1/deals   {crm}/health/ready   {crm}/metrics   {crm}/openapi.json")
+        print()
+        for service in stack.ports:
+            _environment_file(service).write_bytes(orjson.dumps(stack.variables(service)))
+            address = stack.address(service)
+            print(f"  {service:<10} {address}{FIRST_PAGES[service]}   {address}/health/ready   {address}/openapi.json")
         print(f"  Postgres   {stack.url('postgres')}")
         print(f"  Kafka      {stack.broker.bootstrap} ({stack.broker.kind})")
-        print(f"  logs       {stack.log_of('crm')}")
-        print(f'\n  curl -H "Authorization: Bearer $(make -s token)" {crm}/v1/deals')
+        print(f"  logs       {', '.join(str(stack.log_of(service)) for service in stack.ports)}")
+        print(f'\n  curl -H "Authorization: Bearer $(make -s token)" {stack.address("crm")}{FIRST_PAGES["crm"]}')
         print("\nCtrl-C stops everything.", flush=True)
         try:
             return _watch(stack)
@@ -95,7 +100,8 @@ def _up(_: argparse.Namespace) -> int:
             return 0
         finally:
             PID_FILE.unlink(missing_ok=True)
-            ENVIRONMENT_FILE.unlink(missing_ok=True)
+            for service in stack.ports:
+                _environment_file(service).unlink(missing_ok=True)
             print("stopping", flush=True)
 
 
@@ -163,20 +169,26 @@ def _token(_: argparse.Namespace) -> int:
 
 def _job(options: argparse.Namespace) -> int:
     """Run one cycle of a job of the running platform."""
-    return _in_stack(["job", options.name, "--once"])
+    return _in_stack(options.service, ["job", options.name, "--once"])
 
 
 def _verb(options: argparse.Namespace) -> int:
-    """Run any verb of crm on the running platform."""
-    return _in_stack(options.words)
+    """Run any verb of a service on the running platform."""
+    return _in_stack(options.service, options.words)
 
 
-def _in_stack(words: list[str]) -> int:
-    """Run `crm WORDS` with the environment that the running platform's services have."""
-    if not ENVIRONMENT_FILE.exists() or _running() is None:
+def _environment_file(service: str) -> Path:
+    """Return where the variables of a running platform's service are kept."""
+    return HOME / f"up-{service}.json"
+
+
+def _in_stack(service: str, words: list[str]) -> int:
+    """Run `SERVICE WORDS` with the environment that the running platform's services have."""
+    kept = _environment_file(service)
+    if not kept.exists() or _running() is None:
         raise CannotStart("no platform is up; start one with `make up`")
-    environment = {**os.environ, **orjson.loads(ENVIRONMENT_FILE.read_bytes()), "PIN_LOG_LEVEL": "WARNING"}
-    command = [sys.executable, "-m", "crm", *words]
+    environment = {**os.environ, **orjson.loads(kept.read_bytes()), "PIN_LOG_LEVEL": "WARNING"}
+    command = [sys.executable, "-m", service.replace("-", "_"), *words]
     return subprocess.run(command, env=environment, check=False).returncode
 
 

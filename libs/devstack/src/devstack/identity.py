@@ -15,8 +15,12 @@ ISSUER: Final = "pin-devstack"
 AUDIENCE: Final = "pin"
 ALGORITHM: Final = "Ed25519"
 EVERYTHING: Final = " ".join(
-    f"crm:{what}"
-    for what in ("deals:read", "deals:write", "jobs:read", "jobs:operate", "dead-letters:read", "dead-letters:operate")
+    f"{service}:{what}"
+    for service, things in (("crm", ("deals",)), ("chessboard", ("objects",)))
+    for what in (
+        *(f"{thing}:{act}" for thing in things for act in ("read", "write")),
+        *(f"{thing}:{act}" for thing in ("jobs", "dead-letters") for act in ("read", "operate")),
+    )
 )
 
 

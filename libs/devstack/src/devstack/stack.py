@@ -36,7 +36,7 @@ from devstack.identity import DevelopmentIssuer
 ROOT: Final = Path(__file__).resolve().parents[4]
 HOME: Final = ROOT / ".pin"
 DATABASE: Final = "pin"
-PORTS: Final = {"crm": 8101}
+PORTS: Final = {"crm": 8101, "chessboard": 8102}
 POSTGRES_PORT: Final = 8132
 KAFKA_PORT: Final = 8192
 SERVER: Final = {"track_commit_timestamp": "on"}

@@ -20,7 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.audit.chain import CONTENT, Head, find_head, link_hash
 from chassis.clock import Clock
-from chassis.db import DATABASE_ERRORS, Database, copy_bytes, copy_lines, driver_connection, gathered, is_infrastructure
+from chassis.db import DATABASE_ERRORS, Database, copy_bytes, copy_lines, driver_connection, is_infrastructure
+from chassis.gathering import gathered
 from chassis.ids import EVENTS_NAMESPACE
 from chassis.instants import rfc3339
 from chassis.outbox import Cause, EventType, Message, MessageRefused, Outbox

@@ -29,7 +29,8 @@ from chassis.consumers.envelope import (
 from chassis.consumers.faults import ConnectionLost, Fault, HandlerCancelled, HandlerTooSlow
 from chassis.consumers.metrics import ConsumerMetrics
 from chassis.consumers.store import Disposition, Letter, Store, parking_key
-from chassis.db import DATABASE_ERRORS, Database, driver_connection, gathered
+from chassis.db import DATABASE_ERRORS, Database, driver_connection
+from chassis.gathering import gathered
 from chassis.messaging import Received
 from chassis.outbox import Cause
 from chassis.tracing import handling, is_tracing

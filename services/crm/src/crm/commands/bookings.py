@@ -114,7 +114,7 @@ async def commit_booking(
         BookingNotPriced, PartnerLimitExceeded: the partner's limit can't be judged, or doesn't cover the price.
         BookingNotFound, BookingTransitionRefused, ValidationError, PreconditionFailed: as their names say.
     """
-    return await _change(session, booking_id, lambda one: one.commit(booked_until, by.now), by, expected)
+    return await _change(session, booking_id, lambda one: one.book(booked_until, by.now), by, expected)
 
 
 async def cancel_booking(

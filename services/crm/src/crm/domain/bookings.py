@@ -130,7 +130,7 @@ class Booking:
         self._require_running(now)
         self._move(_A.ASK_PAYMENT, now)
 
-    def commit(self, booked_until: datetime, now: datetime) -> None:
+    def book(self, booked_until: datetime, now: datetime) -> None:
         """Decide to book: the payment has come, the chessboard is asked to book every object.
 
         Raises:
