@@ -37,11 +37,6 @@ PRODUCED_AS = {
     messages.STEP_DONE: messages.StepDonePayload,
     messages.DEAL_COMPLETED: messages.DealEndedPayload,
     messages.DEAL_CANCELLED: messages.DealEndedPayload,
-    board.STATUS_CHANGED: board.PropertyObjectStatusChangedPayload,
-    board.HOLD_ANSWERED: board.HoldAnsweredPayload,
-    board.OFFER_UPDATED: board.OfferUpdatedPayload,
-    **{platform_events.quarantined(context): platform_events.QuarantinedPayload for context in CONTEXTS},
-    **{platform_events.audit_recorded(context): platform_events.AuditRecordedPayload for context in CONTEXTS},
     messages.BOOKING_STATE_CHANGED: messages.BookingStateChangedPayload,
     messages.BOOKING_QUOTE_INVALIDATED: messages.BookingQuoteInvalidatedPayload,
     messages.HOLD_REQUESTED: messages.HoldRequestedPayload,
@@ -52,6 +47,11 @@ PRODUCED_AS = {
     messages.RELEASED_WITH_DEAL: messages.ObjectReleasedPayload,
     messages.INTERVENTION_NEEDED: messages.InterventionPayload,
     messages.INTERVENTION_RESOLVED: messages.InterventionPayload,
+    board.STATUS_CHANGED: board.PropertyObjectStatusChangedPayload,
+    board.HOLD_ANSWERED: board.HoldAnsweredPayload,
+    board.OFFER_UPDATED: board.OfferUpdatedPayload,
+    **{platform_events.quarantined(context): platform_events.QuarantinedPayload for context in CONTEXTS},
+    **{platform_events.audit_recorded(context): platform_events.AuditRecordedPayload for context in CONTEXTS},
 }
 """The class whose keys are an event type's payload."""
 

@@ -120,7 +120,7 @@ def held(objects: int = 1, partner: UUID | None = None) -> Booking:
 
 def committing(objects: int = 1) -> Booking:
     booking = held(objects)
-    booking.commit(LATER, NOW)
+    booking.book(LATER, NOW)
     return booking
 
 
@@ -218,7 +218,7 @@ DO = {
     A.INVALIDATE_QUOTE: lambda b: b.invalidate_quote(Reason.PRICE_CHANGED, NOW),
     A.ASK_HOLD: lambda b: b.ask_hold(SOON, NOW),
     A.ASK_PAYMENT: lambda b: b.ask_payment(NOW),
-    A.COMMIT: lambda b: b.commit(LATER, NOW),
+    A.COMMIT: lambda b: b.book(LATER, NOW),
     A.ASK_AMENDMENT: lambda b: b.ask_amendment(None, NOW),
     A.APPLY_AMENDMENT: lambda b: b.decide_amendment(NOW, is_applied=True),
     A.REFUSE_AMENDMENT: lambda b: b.decide_amendment(NOW, is_applied=False),
@@ -293,7 +293,7 @@ def test_sequences_of_an_object_grow_with_each_request_and_a_probe_keeps_them() 
     booking.ask_hold(SOON, NOW)
     booking.probe(NOW)
     answered(booking, Outcome.HELD)
-    booking.commit(LATER, NOW)
+    booking.book(LATER, NOW)
     answered(booking, Outcome.BOOKED)
     booking.cancel(Reason.CANCELLED, NOW)
     of_first = [e for e in asked(booking) if e.property_object_id == booking.objects[0].property_object_id]
@@ -305,7 +305,7 @@ def test_sequences_of_an_object_grow_with_each_request_and_a_probe_keeps_them() 
 def test_answers_that_are_old_repeated_or_of_another_object_say_nothing() -> None:
     booking = held()
     one = booking.objects[0]
-    booking.commit(LATER, NOW)
+    booking.book(LATER, NOW)
     booking.events.clear()
     assert not booking.take_answer(Answer(booking.id, one.property_object_id, 1, Outcome.REJECTED, 6), NOW)
     assert not booking.take_answer(Answer(booking.id, uuid4(), 2, Outcome.BOOKED, 6), NOW)
@@ -406,7 +406,7 @@ def test_an_answer_after_the_end_brings_nothing_back() -> None:
 
 
 @pytest.mark.req("HLD-08")
-@pytest.mark.parametrize("state", [*RESERVED, *BOOKED])
+@pytest.mark.parametrize("state", sorted(RESERVED | BOOKED))
 def test_expiry_comes_strictly_after_the_timer_and_releases_every_object(state) -> None:
     booking = in_state(state)
     timer = SOON if state in RESERVED else LATER
@@ -417,7 +417,7 @@ def test_expiry_comes_strictly_after_the_timer_and_releases_every_object(state) 
     assert [event.reason for event in asked(booking, Asked.RELEASE)] == [Reason.EXPIRED] * 2
 
 
-@pytest.mark.parametrize("state", [*RESERVED, *BOOKED])
+@pytest.mark.parametrize("state", sorted(RESERVED | BOOKED))
 def test_what_the_net_frees_in_time_cancels_and_what_it_frees_early_calls_a_person(state) -> None:
     timer = SOON if state in RESERVED else LATER
     due = in_state(state)
@@ -436,7 +436,7 @@ def test_what_the_net_frees_in_time_cancels_and_what_it_frees_early_calls_a_pers
     assert [e.property_object_id for e in asked(early, Asked.RELEASE)] == [early.objects[1].property_object_id]
 
 
-@pytest.mark.parametrize("state", WAITING)
+@pytest.mark.parametrize("state", sorted(WAITING))
 def test_what_the_net_frees_while_an_answer_is_outstanding_changes_nothing_and_asks_at_once(state) -> None:
     booking = in_state(state)
     booking.events.clear()
@@ -447,7 +447,7 @@ def test_what_the_net_frees_while_an_answer_is_outstanding_changes_nothing_and_a
     assert all(isinstance(event, ObjectAsked) for event in booking.events)
 
 
-@pytest.mark.parametrize("state", [*TERMINAL, S.UNKNOWN, S.DRAFT, S.QUOTED])
+@pytest.mark.parametrize("state", sorted(TERMINAL | {S.UNKNOWN, S.DRAFT, S.QUOTED}))
 def test_what_the_net_frees_is_only_counted_where_nothing_is_held_or_a_person_is_at_work(state) -> None:
     booking = in_state(state)
     booking.events.clear()
@@ -482,14 +482,14 @@ def test_a_quote_lives_until_its_end_and_is_taken_back_with_an_event() -> None:
 def test_a_commit_after_the_reservations_time_is_refused_though_no_job_has_run() -> None:
     booking = held()
     with pytest.raises(ReservationExpired):
-        booking.commit(LATER, SOON)
-    booking.commit(LATER, SOON - INSTANT)
+        booking.book(LATER, SOON)
+    booking.book(LATER, SOON - INSTANT)
 
 
 @pytest.mark.req("EVT-019")
 def test_a_partners_booking_is_charged_from_the_commit_until_it_is_undone() -> None:
     booking = held(partner=uuid4())
-    booking.commit(LATER, NOW)
+    booking.book(LATER, NOW)
     assert booking.charged_minor == 1000
     answered(booking, Outcome.BOOKED)
     booking.ask_amendment(1500, NOW)
@@ -503,7 +503,7 @@ def test_a_partners_booking_is_charged_from_the_commit_until_it_is_undone() -> N
     unpriced.ask_hold(SOON, NOW)
     answered(unpriced, Outcome.HELD)
     with pytest.raises(BookingNotPriced):
-        unpriced.commit(LATER, NOW)
+        unpriced.book(LATER, NOW)
 
 
 @pytest.mark.req("EVT-019")

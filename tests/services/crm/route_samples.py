@@ -24,6 +24,38 @@ async def make(admin: "asyncpg.Connection[Any]", tenant: UUID) -> Mapping[str, A
         deal,
         tenant,
     )
+    booking, property_object, partner = uuid4(), uuid4(), uuid4()
+    await admin.execute(
+        "insert into crm.object_claim (tenant_id, property_object_id, sequence) values ($1, $2, 0)",
+        tenant,
+        property_object,
+    )
+    await admin.execute(
+        "insert into crm.booking (id, tenant_id, deal_id, partner_id, state, version, charged_minor, probes,"
+        " created_at, updated_at) values ($1, $2, $3, $4, 'draft', 1, 0, 0, '2026-11-01T00:00:00Z', '2026-11-01T00:00:00Z')",
+        booking,
+        tenant,
+        deal,
+        partner,
+    )
+    await admin.execute(
+        "insert into crm.booking_object (booking_id, tenant_id, property_object_id, position) values ($1, $2, $3, 1)",
+        booking,
+        tenant,
+        property_object,
+    )
+    await admin.execute(
+        "insert into crm.booking_history (booking_id, version, tenant_id, from_state, to_state, changed_at)"
+        " values ($1, 1, $2, 'draft', 'draft', '2026-11-01T00:00:00Z')",
+        booking,
+        tenant,
+    )
+    await admin.execute(
+        "insert into crm.partner_limit (tenant_id, partner_id, currency, limit_minor, used_minor)"
+        " values ($1, $2, 'EUR', 1, 0)",
+        tenant,
+        partner,
+    )
     letter = uuid4()
     await admin.execute(
         "insert into crm.dead_letter (id, consumer, topic, partition, record_offset, recorded_at, parking_key, headers,"
@@ -32,4 +64,10 @@ async def make(admin: "asyncpg.Connection[Any]", tenant: UUID) -> Mapping[str, A
         " '2026-11-01T00:00:00Z', '2026-11-01T00:00:00Z', 'quarantine')",
         letter,
     )
-    return {"deal_id": deal, "letter_id": letter, "name": "timeline-overdue"}
+    return {
+        "deal_id": deal,
+        "booking_id": booking,
+        "partner_id": partner,
+        "letter_id": letter,
+        "name": "timeline-overdue",
+    }

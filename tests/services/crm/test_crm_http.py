@@ -298,9 +298,10 @@ def body_of(method: str, path: str) -> dict[str, Any] | None:
     return {"title": "Flat 12"} if path == "/v1/deals" else STEP
 
 
-def test_every_route_is_in_the_list_of_this_test(world: World) -> None:
+def test_every_route_of_deals_is_in_the_list_of_this_test(world: World) -> None:
     paths = world.crm("api").app.openapi()["paths"]
-    assert {(method.upper(), path) for path, methods in paths.items() for method in methods} == {
+    of_deals = {path: methods for path, methods in paths.items() if path.startswith("/v1/deals")}
+    assert {(method.upper(), path) for path, methods in of_deals.items() for method in methods} == {
         (method, path.replace("{deal}", "{deal_id}")) for method, path, _ in ROUTES
     }
 

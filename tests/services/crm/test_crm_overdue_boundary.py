@@ -14,7 +14,7 @@ import crm
 from chassis.contracts import Contract, DeclaredMessage
 from chassis.platform_events import audit_recorded, quarantined
 from crm import messages
-from crm.api import router
+from crm.api.deals import router
 from crm.domain import CLOSES, DealTimelineEventType
 from crm.settings import CrmSettings
 

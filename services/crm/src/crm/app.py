@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from chassis import job_admin
 from chassis.audit import AuditSealer
 from chassis.clock import Clock, DatabaseClock
-from chassis.consumers import admin
+from chassis.consumers import Consumer, ConsumerLoop, ConsumerMetrics, ParkedKeysLoop, admin
+from chassis.consumers.handling import Handling
 from chassis.consumers.lag import LagWatch
 from chassis.db import Database
 from chassis.idempotency import IdempotencyKeys
@@ -21,7 +23,7 @@ from chassis.relay import Floor, OutboxWatch, Relay, RelayMetrics, Wakeup
 from chassis.runtime import Background, Loop
 from chassis.telemetry import new_registry
 from chassis.web import create_app
-from crm import api, jobs, messages
+from crm import api, consumers, jobs, messages
 from crm.settings import CrmSettings
 from crm.tables import SCHEMA
 
@@ -37,7 +39,7 @@ class Crm:
 
 
 def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = None) -> Crm:
-    """Wire crm for the given roles (api, relay, jobs); nothing is opened before the application starts."""
+    """Wire crm for the given roles (api, consumers, relay, jobs); nothing is opened before the application starts."""
     clock = clock or DatabaseClock()
     registry = new_registry()
     wakeup = Wakeup()
@@ -65,13 +67,19 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
     drivers = [JobDriver(job, system, clock, JobRecords(SCHEMA)) for job in declared]
     sealer = AuditSealer(system, clock, schema=SCHEMA, registry=registry, event=messages.AUDIT_RECORDED)
     loops: list[Loop] = []
+    consumed: list[Consumer] = []
+    if "consumers" in roles:
+        consumed = consumers.declare_consumers(registry)
+        loops += consuming(settings, system, consumed, clock, registry)
     if "relay" in roles:
-        loops += [*relays, OutboxWatch(system, SCHEMA, metrics, floor=floor), LagWatch(settings.kafka, registry)]
+        watch = LagWatch(settings.kafka, registry, declared=consumed)
+        loops += [*relays, OutboxWatch(system, SCHEMA, metrics, floor=floor), watch]
     if "jobs" in roles:
         loops += [*drivers, sealer]
 
     async def kafka_is_ready() -> None:
-        await require_topics(settings.kafka, {event.topic for event in messages.PUBLISHED})
+        topics = {event.topic for event in messages.PUBLISHED}.union(*(consumer.topics for consumer in consumed))
+        await require_topics(settings.kafka, topics)
 
     async def close() -> None:
         await producer.close()
@@ -82,7 +90,7 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
         title="crm",
         version=version("crm"),
         registry=registry,
-        routers=[api.router, job_admin.router("crm", SCHEMA, declared), admin.router("crm", SCHEMA)]
+        routers=[*api.ROUTERS, job_admin.router("crm", SCHEMA, declared), admin.router("crm", SCHEMA)]
         if "api" in roles
         else [],
         errors=api.ERRORS | admin.ERRORS | job_admin.ERRORS,
@@ -100,3 +108,18 @@ def build(settings: CrmSettings, roles: frozenset[str], clock: Clock | None = No
         },
     )
     return Crm(app, drivers, relays, close)
+
+
+def consuming(
+    settings: CrmSettings,
+    database: Database,
+    consumed: Sequence[Consumer],
+    clock: Clock,
+    registry: CollectorRegistry,
+) -> list[Loop]:
+    """Return the loops that read and retry for consumers."""
+    metrics = ConsumerMetrics(registry)
+    handlings = [Handling(database, consumer, SCHEMA, clock, metrics) for consumer in consumed]
+    return [
+        loop for handling in handlings for loop in (ConsumerLoop(handling, settings.kafka), ParkedKeysLoop(handling))
+    ]

@@ -13,6 +13,10 @@ class CrmSettings(ServiceSettings):
         job_timeline_overdue_interval: seconds from cycle to cycle, a day at most.
         job_timeline_overdue_batch_size: rows of one transaction, 1..1000.
         job_timeline_overdue_max_batches: transactions of one cycle, 1..200.
+        job_booking_expiration_interval: seconds from cycle to cycle, a day at most.
+        job_booking_expiration_batch_size: bookings of one transaction, 1..1000.
+        job_booking_answers_interval, job_booking_answers_batch_size: the same of booking-answers.
+        job_booking_quotes_interval, job_booking_quotes_batch_size: the same of booking-quotes.
         job_timeline_overdue_single_runner: let one process at a time do a batch (a Postgres advisory lock).
     """
 
@@ -21,6 +25,12 @@ class CrmSettings(ServiceSettings):
     job_timeline_overdue_batch_size: int = 500
     job_timeline_overdue_max_batches: int = 20
     job_timeline_overdue_single_runner: bool = False
+    job_booking_expiration_interval: float = Field(default=15.0, gt=0, le=86_400)
+    job_booking_expiration_batch_size: int = Field(default=200, ge=1, le=1000)
+    job_booking_answers_interval: float = Field(default=15.0, gt=0, le=86_400)
+    job_booking_answers_batch_size: int = Field(default=200, ge=1, le=1000)
+    job_booking_quotes_interval: float = Field(default=60.0, gt=0, le=86_400)
+    job_booking_quotes_batch_size: int = Field(default=200, ge=1, le=1000)
 
     @field_validator("job_timeline_overdue_batch_size")
     @classmethod

@@ -1,5 +1,6 @@
 """The domain of crm: deals and their timeline, bookings; pure."""
 
+from crm.domain.booking_ends import end_bookings
 from crm.domain.booking_objects import (
     ANSWER_TIMEOUT,
     ANSWER_WITHIN,
@@ -19,6 +20,7 @@ from crm.domain.booking_objects import (
     BookingNotFound,
     BookingNotPriced,
     BookingObject,
+    BookingsNotConfirmed,
     ObjectAsked,
     ObjectClaim,
     ObjectTaken,
@@ -111,6 +113,7 @@ __all__ = [
     "BookingObject",
     "BookingState",
     "BookingTransitionRefused",
+    "BookingsNotConfirmed",
     "ClaimedStep",
     "Deal",
     "DealEnded",
@@ -142,6 +145,7 @@ __all__ = [
     "StepTransitionRefused",
     "TimelineStep",
     "ValidationError",
+    "end_bookings",
     "is_past",
     "next_booking_state",
     "next_status",

@@ -71,6 +71,10 @@ class BookingNotPriced(DomainError):
     """A partner's booking can't be committed without a price."""
 
 
+class BookingsNotConfirmed(DomainError):
+    """The deal can't be completed: a booking of it is live but not confirmed."""
+
+
 class BookingNotDue(DomainError):
     """The booking has no timer, or it has not passed."""
 

@@ -53,6 +53,7 @@ class Booking:
     Attributes:
         version: counts its changes; grows by one with every transition.
         charged_minor: what it takes of its partner's limit, from the commit decision until it is undone.
+        charge_on_record: what the partner's limit has been told of that.
         came_from: the state before `unknown`.
         probes: how often the outstanding answer was asked for again in this state.
     """
@@ -75,6 +76,7 @@ class Booking:
     amended_price_minor: int | None = None
     currency: str | None = None
     charged_minor: int = 0
+    charge_on_record: int = 0
     reason: Reason | None = None
     came_from: BookingState | None = None
     probes: int = 0
@@ -128,7 +130,7 @@ class Booking:
         self._require_running(now)
         self._move(_A.ASK_PAYMENT, now)
 
-    def commit(self, booked_until: datetime, now: datetime) -> None:
+    def book(self, booked_until: datetime, now: datetime) -> None:
         """Decide to book: the payment has come, the chessboard is asked to book every object.
 
         Raises:

@@ -1,4 +1,4 @@
-"""HTTP routes of crm under /v1: parse, call one command or query, answer.
+"""HTTP routes of deals under /v1/deals: parse, call one command or query, answer.
 
 Bodies are camelCase, instants carry an offset, unknown fields are refused, and so is what the database can't keep: a
 body that passes here never fails in an insert.
@@ -13,30 +13,19 @@ from pydantic import Field
 from sqlalchemy import RowMapping
 
 from chassis.preconditions import entity_tag
-from chassis.problems import ErrorAnswer
 from chassis.web import Body, Call, IfMatch, Instant, Keyset, Router, StorableObject, StorableText, reading, writing
 from crm import commands, queries
+from crm.api.errors import by_of, refuse_partners
 from crm.domain import (
     CLOSES,
-    DealNotActive,
-    DealNotFound,
     DealStatus,
     DealTimelineEventType,
-    NoOpenStep,
     StepStatus,
-    StepTransitionRefused,
     ValidationError,
 )
 
 READ: Final = "crm:deals:read"
 WRITE: Final = "crm:deals:write"
-ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
-    ValidationError: ErrorAnswer(422, "validation_error"),
-    DealNotFound: ErrorAnswer(404, "deal_not_found"),
-    DealNotActive: ErrorAnswer(409, "deal_not_active"),
-    NoOpenStep: ErrorAnswer(409, "no_open_step"),
-    StepTransitionRefused: ErrorAnswer(409, "step_transition_refused"),
-}
 DEALS: Final = Keyset("deals", UUID)
 """The order of the list of deals: ids are made in time order, the newest comes first."""
 
@@ -108,7 +97,7 @@ router = Router(prefix="/v1/deals", tags=["deals"])
 @router.post("", status_code=201)
 async def open_deal(response: Response, body: OpenDeal, call: Annotated[Call, writing(WRITE)]) -> DealView:
     """Open a deal."""
-    deal = await commands.open_deal(call.session, body.title, await _by(call))
+    deal = await commands.open_deal(call.session, body.title, await by_of(call))
     response.headers["location"] = f"/v1/deals/{deal.id}"
     return _tagged(response, await queries.get_deal(call.session, deal.id))
 
@@ -155,7 +144,7 @@ async def add_step(
     if body.type in CLOSES and body.due_at is not None:
         raise ValidationError(f"{body.type} closes a step and takes no dueAt")
     new = commands.NewStep(body.type, body.occurred_at, body.due_at, body.payload)
-    step = await commands.add_step(call.session, deal_id, new, await _by(call), expected)
+    step = await commands.add_step(call.session, deal_id, new, await by_of(call), expected)
     _tagged(response, await queries.get_deal(call.session, deal_id))
     return StepAdded(id=step.id, status=step.status)
 
@@ -164,8 +153,9 @@ async def add_step(
 async def complete_deal(
     response: Response, deal_id: UUID, expected: IfMatch, call: Annotated[Call, writing(WRITE)]
 ) -> DealView:
-    """Complete a deal; what is still open in its timeline is closed with it."""
-    await commands.end_deal(call.session, deal_id, DealStatus.COMPLETED, await _by(call), expected)
+    """Complete a deal: its open steps are closed, the objects of its confirmed bookings are sold."""
+    refuse_partners(call)
+    await commands.end_deal(call.session, deal_id, DealStatus.COMPLETED, await by_of(call), expected)
     return _tagged(response, await queries.get_deal(call.session, deal_id))
 
 
@@ -173,8 +163,9 @@ async def complete_deal(
 async def cancel_deal(
     response: Response, deal_id: UUID, expected: IfMatch, call: Annotated[Call, writing(WRITE)]
 ) -> DealView:
-    """Cancel a deal; what is still open in its timeline is closed with it."""
-    await commands.end_deal(call.session, deal_id, DealStatus.CANCELLED, await _by(call), expected)
+    """Cancel a deal: its open steps are closed, all that its bookings may hold is released."""
+    refuse_partners(call)
+    await commands.end_deal(call.session, deal_id, DealStatus.CANCELLED, await by_of(call), expected)
     return _tagged(response, await queries.get_deal(call.session, deal_id))
 
 
@@ -182,9 +173,3 @@ def _tagged(response: Response, deal: RowMapping) -> DealView:
     """Return a deal as its page shows it, and its version as the answer's ETag."""
     response.headers["etag"] = entity_tag(deal["version"])
     return DealView.model_validate(deal)
-
-
-async def _by(call: Call) -> commands.By:
-    principal = call.principal
-    role = min(principal.roles, default=None)
-    return commands.By(principal.tenant_id, principal.subject, role, await call.now(), call.correlation_id)

@@ -1,26 +1,21 @@
-"""The use cases that change something: one function each, called by HTTP routes and jobs alike.
-
-A command locks the rows it changes, calls the domain, and writes rows, audit and events in the caller's transaction.
-"""
+"""Use cases of deals and their timeline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-import crm
-from chassis.audit import Audit, AuditRecord
-from chassis.contracts import contract_of
-from chassis.contracts.checker import ContractChecker
+from chassis.audit import AuditRecord
 from chassis.ids import new_id
 from chassis.instants import rfc3339
 from chassis.jobs import Run
-from chassis.outbox import Cause, Outbox
+from chassis.outbox import Cause
 from chassis.preconditions import ANY_VERSION, Precondition
 from crm import repository
+from crm.commands.settling import AUDIT, OUTBOX, By, Why, change_of, settle
 from crm.domain import (
     CLOSES,
     BatchResult,
@@ -33,27 +28,13 @@ from crm.domain import (
     StepOverdue,
     StepStatus,
     TimelineStep,
+    end_bookings,
     opening_status,
 )
 from crm.messages import to_message
-from crm.tables import SCHEMA
 
 Cursor = tuple[datetime, UUID]
 """(due time, id) of the last row of a batch: where the next batch of the cycle goes on."""
-
-OUTBOX: Final = Outbox(SCHEMA, ContractChecker.of(contract_of(crm.__file__)))
-AUDIT: Final = Audit(SCHEMA)
-
-
-@dataclass(frozen=True, slots=True)
-class By:
-    """Who gives a command, when and under which correlation id."""
-
-    tenant_id: UUID
-    user_id: str
-    role: str | None
-    now: datetime
-    correlation_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +95,23 @@ async def add_step(
 async def end_deal(
     session: AsyncSession, deal_id: UUID, status: DealStatus, by: By, expected: Precondition = ANY_VERSION
 ) -> Deal:
-    """Complete or cancel a deal and close its open steps in the same transaction.
+    """Complete or cancel a deal, close its open steps and end its bookings in the same transaction.
+
+    Completing sells the objects of confirmed bookings; cancelling releases all that may be held.
 
     Raises:
         DealNotFound: no such deal in the caller's tenant.
         DealNotActive: it has ended already.
+        BookingsNotConfirmed: it was to be completed, and a booking is live but not confirmed.
         PreconditionFailed: it is not at the expected version.
     """
     deal = await repository.get_deal_for_update(session, deal_id)
     expected.check(deal.version)
     open_steps = await repository.find_open_steps_for_update(session, deal_id)
     events = deal.end(status, open_steps, by.now)
-    await _settle(session, deal, events, f"deal.{status.lower()}", {"closedSteps": len(open_steps)}, by)
+    ended = await _end_bookings(session, deal, by)
+    details = {"closedSteps": len(open_steps), "endedBookings": ended}
+    await _settle(session, deal, events, f"deal.{status.lower()}", details, by)
     return deal
 
 
@@ -168,6 +154,13 @@ async def mark_overdue_steps(
         failed_count=len(outcome.failed),
         cursor=(healthy[-1]["due_at"], healthy[-1]["id"]) if healthy else after,
     )
+
+
+async def _end_bookings(session: AsyncSession, deal: Deal, by: By) -> int:
+    bookings = await repository.lock_bookings_of_deal(session, deal.id)
+    ended = end_bookings(bookings, deal.status, by.now)
+    await settle(session, [change_of(booking) for booking in ended], Why.of(by))
+    return len(ended)
 
 
 async def _paired_step(session: AsyncSession, deal: Deal, kind: DealTimelineEventType) -> TimelineStep | None:

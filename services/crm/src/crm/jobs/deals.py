@@ -1,29 +1,17 @@
-"""The background jobs that crm declares.
+"""The jobs of deals.
 
 timeline-overdue: each batch is one transaction; a failed one rolls back whole and the next cycle repeats it.
 timeline-leftovers: a nightly look for what that job and the commands should never leave.
-retention: a nightly purge of kept answers, settled dead letters and old inbox marks.
 """
-
-from datetime import time, timedelta
-from typing import Final
-from zoneinfo import ZoneInfo
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
-from chassis.consumers.retention import dead_letter_retention, inbox_retention
 from chassis.db import Database
-from chassis.idempotency import KEPT_HOURS, IdempotencyKeys
-from chassis.jobs import DailyAt, Job, JobMetrics, JobResult, Run
-from chassis.retention import Kept, retention_job
+from chassis.jobs import JobMetrics, JobResult, Run
 from crm import commands, repository
 from crm.domain import BatchResult, OverdueLimits
-from crm.settings import CrmSettings
-from crm.tables import SCHEMA
 
-NIGHTLY: Final = DailyAt(time(3), ZoneInfo("UTC"))
-"""03:00 in the platform calendar's zone."""
 log = structlog.get_logger(__name__)
 
 
@@ -102,26 +90,3 @@ class TimelineLeftovers:
         for step_id, deal_id in first:
             log.error("step left open", step=str(step_id), deal=str(deal_id), run_id=str(run.id))
         return JobResult({"leftovers": count})
-
-
-def declare_jobs(settings: CrmSettings, database: Database, registry: CollectorRegistry) -> list[Job]:
-    """Return crm's jobs, ready to be driven."""
-    overdue = TimelineOverdue(
-        database,
-        registry,
-        settings.overdue_limits(),
-        single_runner=settings.job_timeline_overdue_single_runner,
-    )
-    leftovers = TimelineLeftovers(database, registry)
-    letters, inbox = dead_letter_retention(SCHEMA), inbox_retention(SCHEMA)
-    kept = [
-        Kept("answers", timedelta(hours=KEPT_HOURS), IdempotencyKeys(SCHEMA).purge),
-        Kept("dead_letters", letters.life, letters.purge),
-        Kept("inbox", inbox.life, inbox.purge),
-    ]
-    interval = timedelta(seconds=settings.job_timeline_overdue_interval)
-    return [
-        Job(overdue.name, interval, overdue.run, overdue.metrics),
-        Job(leftovers.name, NIGHTLY, leftovers.run, leftovers.metrics),
-        retention_job("crm_retention", database, registry, kept),
-    ]
