@@ -12,7 +12,7 @@ import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
-from chassis.audit import Audit, AuditRecord, AuditSealer, Head, find_head, verify
+from chassis.audit import Audit, AuditRecord, AuditSealer, BrokenLink, Head, find_head, verify
 from chassis.audit.sealer import AuditBroken
 from chassis.clock import MovableClock
 from chassis.db import Database
@@ -58,8 +58,8 @@ class Scene:
 
     async def check(self, remembered: Head | None = None, page: int = 2) -> str | None:
         async with self.database.read() as session:
-            broken = await verify(session, "crm", remembered=remembered, page=page)
-        return None if broken is None else str(broken)
+            found = await verify(session, "crm", remembered=remembered, page=page)
+        return str(found) if isinstance(found, BrokenLink) else None
 
     async def head(self) -> Head:
         async with self.database.read() as session:
@@ -197,6 +197,26 @@ async def test_the_age_of_the_oldest_unsealed_row_is_shown(scene: Scene) -> None
     assert age() == 0
 
 
+async def test_the_age_is_shown_though_nothing_can_be_sealed(sealed: Scene, admin: Admin) -> None:
+    await admin.execute("delete from crm.audit_log where id = 7")
+    await note(sealed.database, 8)
+    sealed.clock.move_to(NOW.replace(minute=5))
+    with pytest.raises(AuditBroken):
+        await sealed.sealer.run(Stop())
+    assert sealed.registry.get_sample_value("pin_audit_oldest_unsealed_age_seconds") == 300
+
+
+async def test_the_age_is_shown_after_a_restore_into_a_server_whose_transaction_ids_start_over(
+    sealed: Scene, admin: Admin
+) -> None:
+    await admin.execute("update crm.audit_log set xid = (xid::text::bigint + 1000000)::text::xid8")
+    await note(sealed.database, 8)
+    sealed.clock.move_to(NOW.replace(minute=5))
+    with pytest.raises(AuditBroken, match="one that nobody has had yet"):
+        await asyncio.wait_for(sealed.sealer.run(Stop()), 10)
+    assert sealed.registry.get_sample_value("pin_audit_oldest_unsealed_age_seconds") == 300
+
+
 # --- announcing
 
 
@@ -298,6 +318,10 @@ TAMPERING = {
         "update crm.audit_log set xid = (select xid from crm.audit_log where id = 1) where id = 4", "4",
         "transaction id was changed",
     ),
+    "the last transaction moved up": (
+        "update crm.audit_log set xid = (xid::text::bigint + 1000000)::text::xid8 where id = 7", "7",
+        "transaction id is one that nobody has had yet",
+    ),
 }  # fmt: skip
 
 
@@ -354,6 +378,16 @@ async def test_nothing_is_sealed_on_top_of_a_deleted_row(sealed: Scene, admin: A
     await note(sealed.database, 8)
     with pytest.raises(AuditBroken, match="the last seal is gone"):
         await sealed.sealer.run_once()
+
+
+async def test_nothing_is_passed_over_silently_behind_a_transaction_id_that_nobody_has_had(
+    sealed: Scene, admin: Admin
+) -> None:
+    await admin.execute("update crm.audit_log set xid = (xid::text::bigint + 1000000)::text::xid8 where id = 7")
+    await note(sealed.database, 8)
+    with pytest.raises(AuditBroken, match="transaction id"):
+        await sealed.sealer.run_once()
+    assert "audit row 7: the row's transaction id" in (await sealed.check() or "")
 
 
 async def test_an_empty_log_is_whole(scene: Scene, admin: Admin) -> None:

@@ -123,6 +123,22 @@ def test_a_database_that_is_away_is_one_line_with_the_address_that_was_used(envi
     assert "hunter2" not in line
 
 
+def test_a_database_that_never_answers_is_one_line(
+    environment: dict[str, str], says: Says, monkeypatch: pytest.MonkeyPatch
+):
+    async def connect(*_: object, **__: object) -> None:
+        raise TimeoutError  # what the driver raises after its ten seconds, without a word
+
+    monkeypatch.setattr(asyncpg, "connect", connect)
+    assert refusal(says(environment, "audit"), 1).endswith(": TimeoutError")
+
+
+def test_an_argument_in_another_encoding_is_refused(environment: dict[str, str], says: Says):
+    reason = "из-за теста".encode("cp1251").decode(errors="surrogateescape")
+    line = refusal(says(environment, "outbox", "discard", "1", "--reason", reason), 2)
+    assert "UTF-8" in line
+
+
 def test_a_broker_that_is_away_is_one_line(environment: dict[str, str], says: Says):
     line = refusal(says(environment, "relay", "--once", PIN_KAFKA_BOOTSTRAP="127.0.0.1:1"), 1)
     assert "Kafka is not available: 127.0.0.1:1" in line
@@ -250,7 +266,7 @@ async def test_a_service_says_what_it_lacks_and_when_told_to_stop_finishes_its_b
         assert b"content-type: application/problem+json" in refused
         assert orjson.loads(refused.partition(b"\r\n\r\n")[2])["code"] == "malformed_request"
         process.send_signal(signal.SIGTERM)
-        await eventually(lambda: b"Waiting for application shutdown" in log.read_bytes())
+        await eventually(lambda: b"Shutting down" in log.read_bytes())
     status = await asyncio.to_thread(stop, process, 30, signal.SIGTERM)
     assert status == 0, log.read_text()
     moved = await rows.fetchval("select count(*) from crm.deal_timeline_event where status = 'Overdue'")

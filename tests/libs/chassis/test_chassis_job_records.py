@@ -299,6 +299,17 @@ async def test_processes_that_start_together_make_up_for_a_downtime_once(
     assert [row["trigger"] for row in await rows(admin)] == ["schedule", "misfire"]
 
 
+async def test_ticks_that_fall_into_a_long_cycle_of_another_process_are_not_missed(scene: Scene, admin: Admin) -> None:
+    await past_run(admin, NOW - timedelta(minutes=12), None, seen=NOW - timedelta(seconds=10))
+    driver = scene.driver(timedelta(minutes=5))
+    assert (await driver._book.start()).claim is None
+    stop = Stop()
+    stop.request()
+    await driver.run(stop)
+    assert scene.figure("misfires_total") == 0
+    assert [row["trigger"] for row in await rows(admin)] == ["schedule"]
+
+
 async def test_a_paused_job_makes_up_for_nothing(scene: Scene, admin: Admin) -> None:
     await past_run(admin, NOW - timedelta(days=2))
     await scene.order("pause", NOW, "op-1", "no")

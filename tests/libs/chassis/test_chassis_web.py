@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import text
 
+from chassis.clock import DatabaseClock
 from chassis.db import Database
 from chassis.identity import TokenVerifier
 from chassis.messaging import BrokerUnavailable
@@ -115,7 +116,7 @@ class Scene:
             routers=[router, plain],
             errors={NotThere: ErrorAnswer(404, "not_there"), NotThereAtAll: ErrorAnswer(410, "gone")},
             ready=ready,
-            state={"api_database": database, "verifier": TokenVerifier([ISSUER])},
+            state={"api_database": database, "verifier": TokenVerifier([ISSUER]), "clock": DatabaseClock()},
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app),
@@ -289,6 +290,13 @@ async def test_a_body_at_the_limit_is_taken(scene: Scene):
     assert len(body) == MAX_BODY_BYTES
     answer = await scene.client.post("/echo", content=body, headers={"content-type": "application/json"})
     assert answer.json() == {"fields": 1}
+
+
+@pytest.mark.parametrize(("declared", "status"), [("0" * 5000 + "2", 200), ("9" * 5000, 413)], ids=["zeros", "nines"])
+async def test_a_declared_length_of_thousands_of_digits_is_read(scene: Scene, declared: str, status: int):
+    headers = {"content-type": "application/json", "content-length": declared}
+    answer = await scene.client.post("/echo", content=b"{}", headers=headers)
+    assert answer.status_code == status
 
 
 async def test_a_false_declared_length_does_not_let_a_body_through(scene: Scene):

@@ -2,6 +2,8 @@
 
 import argparse
 import base64
+import os
+import pwd
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -126,7 +128,8 @@ async def test_what_is_discarded_is_settled_with_its_reason_and_frees_its_key(
 ) -> None:
     head = await keep("exhausted")
     behind = await keep("parked", code="")
-    assert (await on_call.post(f"{PATH}/{head}/discard", json={"reason": ""})).status_code == 422
+    for nothing in ("", " \n"):
+        assert (await on_call.post(f"{PATH}/{head}/discard", json={"reason": nothing})).status_code == 422
     answer = await on_call.post(f"{PATH}/{head}/discard", json={"reason": "sent by a test"})
     assert (answer.status_code, answer.json()["resolution"]) == (200, "discarded")
     assert await world.admin.fetchval("select next_attempt_at from crm.parked_key") == world.now, "the next one is due"
@@ -172,8 +175,27 @@ async def test_the_command_line_does_the_same(world: World, keep: Kept) -> None:
     with pytest.raises(ValueError, match="--all"):
         await says("retry")
     assert await says("retry", str(letter)) == ["retry requested for 1"]
+    for nothing in ("", "  "):
+        with pytest.raises(ValueError, match="for a reason"):
+            await says("discard", str(letter), "--reason", nothing)
     assert await says("discard", str(letter), "--reason", "a test") == [f"discarded {letter}"]
     assert await says("list") == []
     actors = {row["actor"] for row in await world.audit()}
     assert len(actors) == 1
     assert actors.pop().startswith("cli:")
+
+
+async def test_the_command_line_works_for_a_user_without_a_name(
+    world: World, keep: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_name(_: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
+
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", no_name)
+    parser = argparse.ArgumentParser()
+    admin.add_arguments(parser)
+    letter = await keep()
+    await admin.run(world.system(), "crm", world.clock, parser.parse_args(["retry", str(letter)]))
+    assert [row["actor"] for row in await world.audit()] == [f"cli:uid-{os.getuid()}"]

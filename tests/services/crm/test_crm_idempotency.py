@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import asyncpg
 import httpx
+import orjson
 import pytest
 from crm_world import OTHER_TENANT, READ, WRITE, World, token
 from sqlalchemy import text
@@ -104,6 +105,24 @@ async def test_json_that_means_the_same_is_the_same_request(world: World, client
     assert (await client.post(path, content=b'{"title":"Flat"}', headers=headers)).status_code == 201
     again = await client.post(path, content=b' {"title" : "Fl\\u0061t"}\n', headers=headers)
     assert (again.status_code, again.headers.get("idempotency-replayed")) == (201, "true")
+
+
+async def test_large_numbers_that_differ_are_different_requests(world: World, client):
+    deal = (await opened(client)).json()["id"]
+    path, headers = f"/v1/deals/{deal}/timeline", {"content-type": "application/json", "idempotency-key": "k"}
+    answers = []
+    for number in (2**64 + 1, 2**64 + 2):
+        body = orjson.dumps(STEP)[:-1] + b',"payload":{"n":%d}}' % number
+        answers.append((await client.post(path, content=body, headers=headers)).status_code)
+    assert answers == [201, 422]
+
+
+@pytest.mark.parametrize("levels", [200, 300, 900])
+async def test_a_deeply_nested_body_under_a_key_is_refused_as_without_one(client, levels: int):
+    body = b'{"a":' * levels + b"1" + b"}" * levels
+    for headers in ({}, {"idempotency-key": "k"}):
+        answer = await client.post("/v1/deals", content=body, headers={"content-type": "application/json"} | headers)
+        assert (answer.status_code, answer.json()["code"]) == (422, "validation_error")
 
 
 async def test_one_key_serves_two_routes_apart(client):

@@ -48,7 +48,9 @@ async def test_list_shows_schedule_last_run_and_next(world: World, client: httpx
     after = await job(client)
     assert (after["lastRun"]["result"], after["lastRun"]["trigger"]) == ("ok", "cli")
     assert after["lastRun"]["counts"]["processed"] == 3
-    assert after["nextRunAt"] == "2026-11-30T09:05:00Z"
+    assert after["nextRunAt"] == "2026-11-30T09:00:00Z", "a run by hand moves no tick"
+    await world.job().drivers[0].run_once(trigger="schedule")
+    assert (await job(client))["nextRunAt"] == "2026-11-30T09:05:00Z"
     nightly = await job(client, "timeline-leftovers")
     assert (nightly["schedule"], nightly["nextRunAt"]) == ("daily at 03:00 UTC", "2026-12-01T03:00:00Z")
 

@@ -178,7 +178,7 @@ def _view(job: Job, row: dict[str, Any], now: datetime) -> JobView:
         misfire=job.misfire,
         running=row["running"],
         last_run=last,
-        next_run_at=None if paused else max(now, job.next_after(last.started_at if last else None, now)),
+        next_run_at=None if paused else max(now, job.next_after(row["ticked_at"], now)),
         run_requested_at=row["run_requested_at"],
         paused=paused,
     )

@@ -42,11 +42,13 @@ class Start:
         missed: ticks since the last run.
         since: seconds since the last run began.
         claim: the one run that makes up for them, if this process got it.
+        running: whether a cycle runs elsewhere, so that ticks were skipped for it and not missed.
     """
 
     missed: int = 0
     since: float = 0.0
     claim: Claim | None = None
+    running: bool = False
 
 
 class JobBook:
@@ -132,8 +134,9 @@ class JobBook:
             if last is None:
                 return Start()
             missed = self._missed(last, now)
-            claim = await self._claim(records, session, now) if missed else None
-            return Start(missed, (now - last).total_seconds(), claim)
+            running = await records.is_running(session, self._name, now)
+            claim = await self._claim(records, session, now) if missed and not running else None
+            return Start(missed, (now - last).total_seconds(), claim, running)
 
     async def _claim(self, records: JobRecords, session: AsyncSession, now: datetime) -> Claim | None:
         if not self._makes_up or await records.find_pause(session, self._name):

@@ -132,11 +132,14 @@ _LAST_STARTED = """
 select started_at from {schema}.job_run
 where name = $1 and (result is null or result in ('ok', 'failed')) order by id desc limit 1
 """
+_IS_RUNNING = "select exists (select from {schema}.job_run where name = $1 and finished_at is null and seen_at >= $2)"
 _OVERVIEW = """
 select n.name, c.paused_at, c.paused_by, c.pause_reason, c.run_requested_at, c.run_requested_by,
   r.id, r.trigger, r.started_at, r.finished_at, r.result, r.counts::text as counts, r.error, r.process,
   exists (select from {schema}.job_run u where u.name = n.name and u.finished_at is null and u.seen_at >= $2)
-    as running
+    as running,
+  (select max(started_at) from {schema}.job_run s where s.name = n.name and s.trigger in ('schedule', 'misfire'))
+    as ticked_at
 from unnest($1::text[]) with ordinality as n(name, place)
 left join {schema}.job_control c on c.name = n.name
 left join lateral (select * from {schema}.job_run j where j.name = n.name order by j.id desc limit 1) as r on true
@@ -213,6 +216,12 @@ class JobRecords:
         """Return when the last run began that is running or came to its own end, well or not."""
         started: datetime | None = await (await driver_connection(session)).fetchval(self._sql(_LAST_STARTED), name)
         return started
+
+    async def is_running(self, session: AsyncSession, name: str, now: datetime) -> bool:
+        """Tell whether a cycle of the job is running in a process that lives, as far as can be told."""
+        connection = await driver_connection(session)
+        running: bool = await connection.fetchval(self._sql(_IS_RUNNING), name, now - ABANDONED_AFTER)
+        return running
 
     async def overview(self, session: AsyncSession, names: list[str], now: datetime) -> list[dict[str, Any]]:
         """Return control and last run of jobs, in the given order."""

@@ -175,7 +175,7 @@ class JobDriver:
     async def run(self, stop: Stop) -> None:
         """Run a cycle on every tick until stopped; an interval's first tick is now, unless the job skips misfires."""
         start = await self._book.start()
-        if start.missed:
+        if start.missed and not start.running:
             self.job.metrics.misfires.inc(start.missed)
             log.warning("ticks missed", job=self.job.name, ticks=start.missed, policy=self.job.misfire)
         if isinstance(self.job.schedule, DailyAt):

@@ -108,6 +108,7 @@ class Background:
     registry: CollectorRegistry
     grace: float = 20.0
     _stop: Stop = field(default_factory=Stop, init=False)
+    _asked_at: float = field(default=0.0, init=False)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -126,12 +127,21 @@ class Background:
             self._restarts.labels(loop.name)
             self._tasks.append(asyncio.create_task(self._supervise(loop), name=loop.name))
 
-    async def stop(self) -> None:
-        """Ask every loop to stop, wait up to `grace` seconds, then cancel what is left and wait LAST_SECONDS for it."""
+    def ask_to_stop(self) -> None:
+        """Ask every loop to stop; what `grace` gives it begins now."""
+        self._asked_at = self._asked_at or time.monotonic()
         self._stop.request()
+
+    async def stop(self) -> None:
+        """Ask every loop to stop, unless that was done, and wait for them.
+
+        What has not ended `grace` seconds after it was asked is cancelled; LAST_SECONDS more are left to it.
+        """
+        self.ask_to_stop()
         if not self._tasks:
             return
-        _, late = await asyncio.wait(self._tasks, timeout=self.grace)
+        left = self._asked_at + self.grace - time.monotonic()
+        _, late = await asyncio.wait(self._tasks, timeout=max(left, 0))
         for task in late:
             log.warning("loop cancelled at stop", loop=task.get_name(), grace=self.grace)
             task.cancel()

@@ -34,7 +34,8 @@ ROWS_PER_TURN: Final = 2000
 _LOCK = "select pg_try_advisory_xact_lock(hashtext('{schema}.audit_seal'), 0)"
 # The place is given as values: a row compared with a subquery can't be looked up in an index.
 _PLACE = """
-select l.xid::text as xid, l.id from {schema}.audit_seal s left join {schema}.audit_log l on l.id = s.audit_id
+select l.xid::text as xid, l.id, l.xid >= pg_snapshot_xmin(pg_current_snapshot()) as is_to_come
+from {schema}.audit_seal s left join {schema}.audit_log l on l.id = s.audit_id
 order by s.sequence desc limit 1
 """
 _UNSEALED = """
@@ -42,16 +43,26 @@ select {content} from {schema}.audit_log a
 where (a.xid, a.id) > ($1::text::xid8, $2::bigint) and a.xid < pg_snapshot_xmin(pg_current_snapshot())
 order by a.xid, a.id limit $3
 """
+_LAST_KEPT = """
+select l.xid::text as xid, l.id from {schema}.audit_seal s join {schema}.audit_log l on l.id = s.audit_id
+order by s.sequence desc limit 1
+"""
+# By place and by id: after a restore into a server whose transaction ids start over, no new row has a later place.
 _OLDEST = """
-select a.occurred_at from {schema}.audit_log a
-where (a.xid, a.id) > ($1::text::xid8, $2::bigint) order by a.xid, a.id limit 1
+select min(w.occurred_at) from (
+  (select a.occurred_at from {schema}.audit_log a
+   where (a.xid, a.id) > ($1::text::xid8, $2::bigint) order by a.xid, a.id limit 1)
+  union all
+  (select a.occurred_at from {schema}.audit_log a
+   where a.id > (select max(s.audit_id) from {schema}.audit_seal s) order by a.id limit 1)
+) as w
 """
 _COLUMNS = ("sequence", "audit_id", "previous_hash", "hash", "sealed_at")
 log = structlog.get_logger(__name__)
 
 
 class AuditBroken(Exception):
-    """The row of the last seal is gone: nothing is sealed on top of it before a person has looked."""
+    """The row of the last seal is gone or out of place: nothing is sealed on top of it before a person has looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +113,10 @@ class AuditSealer:
         self._outbox = Outbox(schema)
         self._sql = {
             name: statement.format(schema=schema, content=CONTENT)
-            for name, statement in (("lock", _LOCK), ("place", _PLACE), ("unsealed", _UNSEALED), ("oldest", _OLDEST))
-        }
+            for name, statement in {
+                "lock": _LOCK, "place": _PLACE, "unsealed": _UNSEALED, "last kept": _LAST_KEPT, "oldest": _OLDEST,
+            }.items()
+        }  # fmt: skip
         self._sealed = Counter("pin_audit_sealed_total", "Audit rows sealed.", registry=registry)
         self._oldest = Gauge(
             "pin_audit_oldest_unsealed_age_seconds", "Age of the oldest audit row without a seal.", registry=registry
@@ -114,9 +127,7 @@ class AuditSealer:
         while not stop.requested:
             self.heartbeat.beat()
             try:
-                sealed = await self.run_once()
-                if sealed < ROWS_PER_TURN:
-                    await self.observe()
+                sealed = await self._turn()
             except DATABASE_ERRORS as error:
                 if not is_infrastructure(error):
                     raise
@@ -125,6 +136,16 @@ class AuditSealer:
             if sealed < ROWS_PER_TURN:
                 await stop.wait(self._interval)
 
+    async def _turn(self) -> int:
+        """Seal a batch, and show the age of what waits whether or not that works: an alert rests on it."""
+        sealed = 0
+        try:
+            sealed = await self.run_once()
+        finally:
+            if sealed < ROWS_PER_TURN:
+                await self.observe()
+        return sealed
+
     async def run_once(self) -> int:
         """Seal one batch.
 
@@ -132,7 +153,7 @@ class AuditSealer:
             How many rows were sealed; 0 as well where another process is sealing.
 
         Raises:
-            AuditBroken: the audit row of the last seal is gone.
+            AuditBroken: the audit row of the last seal is gone, or its transaction id is one that nobody has had yet.
             sqlalchemy.exc.DBAPIError, asyncpg.PostgresError: the database failed; nothing was sealed.
         """
         async with self._database.write() as session:
@@ -147,10 +168,11 @@ class AuditSealer:
         return len(rows)
 
     async def observe(self) -> None:
-        """Set the age of the oldest unsealed row."""
+        """Set the age of the oldest unsealed row; after the last sealed one that is there, should some be gone."""
         async with self._database.read() as session:
             connection = await driver_connection(session)
-            oldest: datetime | None = await connection.fetchval(self._sql["oldest"], *await self._place(connection))
+            last = await connection.fetchrow(self._sql["last kept"]) or ("0", 0)
+            oldest: datetime | None = await connection.fetchval(self._sql["oldest"], *last)
             now = await self._clock.now(session)
         self._oldest.set(0 if oldest is None else max(0.0, (now - oldest).total_seconds()))
 
@@ -161,6 +183,11 @@ class AuditSealer:
             return "0", 0
         if row["id"] is None:
             raise AuditBroken("the audit row of the last seal is gone; run `audit verify`")
+        if row["is_to_come"]:
+            raise AuditBroken(
+                "the transaction id of the last seal's row is one that nobody has had yet: what is written now sorts"
+                " before it; run `audit verify`"
+            )
         return row["xid"], row["id"]
 
     async def _write(self, session: AsyncSession, links: Sequence[Link], now: datetime) -> None:

@@ -18,7 +18,8 @@ PAGE: Final = 2000
 
 # `offset 0` keeps both statements to look-ups by index: a join of whole tables would cost each page the whole log.
 _LINKS = """
-select s.sequence, s.audit_id, s.previous_hash, s.hash, s.next, r.* from (
+select s.sequence, s.audit_id, s.previous_hash, s.hash, s.next, r.*,
+  r.xid >= pg_snapshot_xmin(pg_current_snapshot())::text::bigint as is_to_come from (
   select s.sequence, s.audit_id, s.previous_hash, s.hash, lead(s.previous_hash) over (order by s.sequence) as next
   from {schema}.audit_seal s where s.sequence > $1 order by s.sequence limit $2
 ) as s left join lateral (
@@ -65,7 +66,7 @@ class _Place:
 
 async def verify(
     session: AsyncSession, schema: str, *, remembered: Head | None = None, page: int = PAGE
-) -> BrokenLink | None:
+) -> BrokenLink | Head:
     """Check the whole chain of a service's audit log, a page at a time.
 
     Args:
@@ -75,7 +76,7 @@ async def verify(
         page: links read at once.
 
     Returns:
-        The first broken link; None if there is none.
+        The first broken link; or the head up to which the chain is whole, later links having been unread.
 
     Raises:
         asyncpg.PostgresError: the database failed.
@@ -87,13 +88,14 @@ async def verify(
         before = place
         place, broken = _walked(place, rows, remembered)
         slipped = await _find_slipped_in(connection, schema, before, place)
-        if slipped or broken:
-            return slipped or broken
+        wrong = slipped or broken
+        if wrong is not None:
+            return wrong
     if remembered is not None and place.head.sequence < remembered.sequence:
         return BrokenLink(
             place.head.sequence + 1, None, f"the chain ends before the remembered head {remembered.sequence}"
         )
-    return None
+    return place.head
 
 
 def _walked(place: _Place, rows: Sequence[asyncpg.Record], remembered: Head | None) -> tuple[_Place, BrokenLink | None]:
@@ -126,6 +128,8 @@ def _wrong_with(place: _Place, row: asyncpg.Record) -> str | None:
         return _what_changed(place, row)
     if (row["xid"], row["audit_id"]) <= (place.xid, place.audit_id):
         return "the row's transaction id was changed: it is out of order"
+    if row["is_to_come"]:
+        return "the row's transaction id is one that nobody has had yet: it was changed, or the ids started over"
     return None
 
 

@@ -5,13 +5,14 @@ The routes are for the role platform-admin and stand in no published OpenAPI doc
 
 import argparse
 import getpass
+import os
 from datetime import datetime
 from typing import Annotated, Any, Final
 from uuid import UUID
 
 import orjson
 from fastapi import Depends, Query
-from pydantic import Field
+from pydantic import StringConstraints
 
 from chassis.clock import Clock
 from chassis.consumers.dead_letters import By, DeadLetterNotFound, DeadLetterResolved, DeadLetters, Filter
@@ -85,7 +86,9 @@ class RetryAnswer(Body):
 class DiscardRequest(Body):
     """Why a dead letter is given up."""
 
-    reason: str = Field(min_length=1, max_length=500, pattern=r"^[^\x00]+$")
+    reason: Annotated[
+        str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500, pattern=r"^[^\x00]+$")
+    ]
 
 
 def router(service: str, schema: str) -> Router:
@@ -186,7 +189,7 @@ async def run(database: Database, schema: str, clock: Clock, options: argparse.N
     """
     letters = DeadLetters(schema)
     async with database.write() as session:
-        by = By(f"cli:{getpass.getuser()}", await clock.now(session), str(new_id()))
+        by = By(f"cli:{_user()}", await clock.now(session), str(new_id()))
         match options.act:
             case "list":
                 found = await letters.find(session, _matching(options, resolved=options.resolved), limit=options.limit)
@@ -203,6 +206,14 @@ async def run(database: Database, schema: str, clock: Clock, options: argparse.N
             case _:
                 await letters.discard(session, options.id, options.reason, by)
                 return [f"discarded {options.id}"]
+
+
+def _user() -> str:
+    """Return who runs the command; a container's user may have no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid-{os.getuid()}"
 
 
 def _matching(options: argparse.Namespace, *, resolved: bool = False) -> Filter:

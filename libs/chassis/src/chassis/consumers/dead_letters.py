@@ -178,7 +178,10 @@ class DeadLetters:
 
         Raises:
             DeadLetterNotFound, DeadLetterResolved: it is unknown, or settled already.
+            ValueError: no reason is given.
         """
+        if not reason.strip():
+            raise ValueError("a dead letter is discarded for a reason")
         connection = await driver_connection(session)
         row = await self._unresolved(session, letter_id)
         place = (row["consumer"], row["parking_key"])

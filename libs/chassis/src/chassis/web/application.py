@@ -65,6 +65,7 @@ def create_app(
             await close()
 
     app = FastAPI(title=title, version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.background = background
     app.state.idempotency = idempotency
     app.state.rate_limiter = RateLimiter(rate_limit) if rate_limit else None
     for name, value in (state or {}).items():

@@ -21,6 +21,7 @@ CORRELATION_HEADER: Final = "x-request-id"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _QUIET: Final = frozenset({"/health/live", "/health/ready", "/metrics"})
 """Asked every few seconds by machines: logged at level DEBUG."""
+_MOST_DIGITS: Final = len(str(MAX_BODY_BYTES))
 _ACCEPTABLE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 log = structlog.get_logger(__name__)
 
@@ -78,8 +79,9 @@ def _correlation_id(headers: Mapping[bytes, bytes]) -> str:
 
 
 def _limited(receive: Receive, headers: Mapping[bytes, bytes]) -> Receive:
-    declared = headers.get(b"content-length", b"0")
-    too_large = declared.isdigit() and int(declared) > MAX_BODY_BYTES
+    declared = headers.get(b"content-length", b"").lstrip(b"0")
+    # Zeros before a number are allowed; int() refuses thousands of digits, and as many are above the limit anyway.
+    too_large = declared.isdigit() and (len(declared) > _MOST_DIGITS or int(declared) > MAX_BODY_BYTES)
     seen = 0
 
     async def receive_limited() -> Message:
