@@ -3,7 +3,22 @@
 A command locks the objects that it changes, calls the domain, and writes through `repository.write_changes`.
 """
 
+from chessboard.commands.imports import ImportReport, import_objects
 from chessboard.commands.objects import By, hide_object, reprice_object, sell_object, unhide_object
+from chessboard.commands.placing import NewObject, add_building, add_object, add_project
 from chessboard.commands.requests import settle_request
 
-__all__ = ["By", "hide_object", "reprice_object", "sell_object", "settle_request", "unhide_object"]
+__all__ = [
+    "By",
+    "ImportReport",
+    "NewObject",
+    "add_building",
+    "add_object",
+    "add_project",
+    "hide_object",
+    "import_objects",
+    "reprice_object",
+    "sell_object",
+    "settle_request",
+    "unhide_object",
+]
