@@ -135,6 +135,8 @@ def example(schema: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
     for choice in ("anyOf", "oneOf"):
         if choice in schema:
             return example(next(s for s in schema[choice] if s.get("type") != "null"), document)
+    if "examples" in schema:
+        return schema["examples"][0]
     if "const" in schema or "enum" in schema:
         return schema.get("const", schema.get("enum", [None])[0])
     kind = schema.get("type", "object")

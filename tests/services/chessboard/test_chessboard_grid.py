@@ -1,4 +1,4 @@
-"""The grid: floors by sections, the countdown of what is held, what filters leave, and what a caller needn't be sent."""
+"""The grid: floors by sections, the countdown of what is held, filters, and what a caller need not be sent again."""
 
 import gzip
 from datetime import timedelta
@@ -77,7 +77,7 @@ async def test_filters_narrow_the_grid_and_hidden_objects_are_shown_on_demand(wo
     a, b = await world.building(project, "A"), await world.building(project, "B")
     await world.property_object(a, number="studio", rooms=0, area=Decimal("22.5"), price_minor=500)
     await world.property_object(a, number="two", rooms=2, area=Decimal("54.30"), price_minor=900, section=2)
-    await world.property_object(b, number="three", rooms=3, area=Decimal("80"), price_minor=1500, status="Reserved")
+    await world.property_object(b, number="three", rooms=3, area=Decimal(80), price_minor=1500, status="Reserved")
     await world.property_object(b, number="hidden", rooms=3, status="Hidden")
     wanted: list[tuple[dict[str, Any], set[str]]] = [
         ({}, {"studio", "two", "three"}),

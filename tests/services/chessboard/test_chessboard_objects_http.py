@@ -1,4 +1,4 @@
-"""Projects, buildings and objects over HTTP: what an operator sets up, what is done to an object by hand, its history."""
+"""Projects, buildings and objects over HTTP: what an operator sets up, what is done to an object by hand, history."""
 
 from datetime import timedelta
 from uuid import UUID, uuid4

@@ -32,7 +32,7 @@ VERSIONS: Final = Keyset("property-object-versions", int)
 """The order of an object's history: the last version first."""
 
 Price = Annotated[int, Field(ge=0, le=HIGHEST_PRICE, description="In minor units of the currency.")]
-Currency = Annotated[str, Field(pattern="^[A-Z]{3}$")]
+Currency = Annotated[str, Field(pattern="^[A-Z]{3}$", examples=["RUB"])]
 
 
 class AddObject(Body):

@@ -160,7 +160,7 @@ def read_sheet(content: bytes, currency: str | None = None) -> Sheet:
             sheet.lines.append(read)
         else:
             sheet.refuse(line, "number", "repeated", f"the same object stands in line {before}")
-    if not sheet.count:
+    if not sheet.count and not sheet.errors:
         sheet.refuse(0, None, "empty", "the file has no line but its header")
     return sheet
 
