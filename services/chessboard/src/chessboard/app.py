@@ -98,7 +98,7 @@ def build(settings: ChessboardSettings, roles: frozenset[str], clock: Clock | No
         title="chessboard",
         version=version("chessboard"),
         registry=registry,
-        routers=[api.router, job_admin.router("chessboard", SCHEMA, declared), admin.router("chessboard", SCHEMA)]
+        routers=[*api.ROUTERS, job_admin.router("chessboard", SCHEMA, declared), admin.router("chessboard", SCHEMA)]
         if "api" in roles
         else [],
         errors=api.ERRORS | admin.ERRORS | job_admin.ERRORS,
@@ -113,6 +113,7 @@ def build(settings: ChessboardSettings, roles: frozenset[str], clock: Clock | No
             "system_database": system,
             "verifier": TokenVerifier(settings.jwt_issuers),
             "clock": clock,
+            "hold_grace": settings.hold_grace,
         },
     )
     return Chessboard(app, drivers, relays, handlings, close)

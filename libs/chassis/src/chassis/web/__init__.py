@@ -12,6 +12,7 @@ from chassis.web.calls import PLATFORM_ADMIN, Call, operating, principal_with, r
 from chassis.web.envelope import CORRELATION_HEADER, MAX_BODY_BYTES, BodyTooLarge, RequestEnvelope
 from chassis.web.operations import Check
 from chassis.web.pages import Keyset, Page
+from chassis.web.representations import represent
 from chassis.web.routes import IfMatch, Router, declared_role, declared_scope
 
 __all__ = [
@@ -39,5 +40,6 @@ __all__ = [
     "operating",
     "principal_with",
     "reading",
+    "represent",
     "writing",
 ]

@@ -19,6 +19,9 @@ from chassis.web.sizes import MAX_BODY_BYTES
 
 MOST_ERRORS: Final = 50
 """How many places of an invalid request are named: one of a megabyte can be wrong in a hundred thousand."""
+MOST_PLACES: Final = 200
+"""How many places a domain error may name: the faulty lines of a file are put right together."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -56,7 +59,10 @@ class RateLimited(Exception):
 
 
 def install_error_handlers(app: FastAPI, errors: Mapping[type[Exception], ErrorAnswer]) -> None:
-    """Give an application the answers to domain errors and to everything that chassis raises."""
+    """Give an application the answers to domain errors and to everything that chassis raises.
+
+    What a domain error has in `places` is shown as the problem's `errors`.
+    """
     fixed: dict[type[Exception], Callable[[Request, Exception], Response]] = {
         RequestValidationError: _invalid,
         HTTPException: _http_error,
@@ -82,7 +88,7 @@ def install_error_handlers(app: FastAPI, errors: Mapping[type[Exception], ErrorA
 
 def _domain_handler(answer: ErrorAnswer) -> Callable[[Request, Exception], Response]:
     def handle(_: Request, error: Exception) -> Response:
-        return Problem(answer.status, answer.code, str(error))
+        return Problem(answer.status, answer.code, str(error), errors=getattr(error, "places", ())[:MOST_PLACES])
 
     return handle
 

@@ -84,9 +84,9 @@ def principal_with(scope: str, role: str | None = None) -> Callable[..., Any]:
     return dependency
 
 
-def writing(scope: str) -> Any:
+def writing(scope: str, role: str | None = None) -> Any:
     """Return the dependency of a route that changes something: a `Call` whose session commits before the response."""
-    return Depends(_changing(scope, None, lambda request: request.app.state.api_database), scope="function")
+    return Depends(_changing(scope, role, lambda request: request.app.state.api_database), scope="function")
 
 
 def reading(scope: str) -> Any:

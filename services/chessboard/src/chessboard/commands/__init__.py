@@ -4,13 +4,21 @@ A command locks the objects that it changes, calls the domain, and writes throug
 """
 
 from chessboard.commands.expirations import Expired, release_expired_holds
+from chessboard.commands.imports import ImportReport, import_objects
 from chessboard.commands.objects import By, hide_object, reprice_object, sell_object, unhide_object
+from chessboard.commands.placing import NewObject, add_building, add_object, add_project
 from chessboard.commands.requests import settle_request
 
 __all__ = [
     "By",
     "Expired",
+    "ImportReport",
+    "NewObject",
+    "add_building",
+    "add_object",
+    "add_project",
     "hide_object",
+    "import_objects",
     "release_expired_holds",
     "reprice_object",
     "sell_object",

@@ -78,7 +78,7 @@ async def reprice_object(
     by: By,
     expected: Precondition = ANY_VERSION,
 ) -> PropertyObject:
-    """Change the price of an object that is not sold; open quotes of CRM end by it.
+    """Change the price of an object that is not sold; open quotes of CRM end by it. Its own price is no change.
 
     Raises:
         PropertyObjectNotFound: no such object in the caller's tenant.
@@ -86,6 +86,8 @@ async def reprice_object(
         PreconditionFailed: it is not at the expected version.
     """
     found = await _expected(session, property_object_id, expected)
+    if (price_minor, currency) == (found.price_minor, found.currency):
+        return found
     return await _write(session, found, found.reprice(price_minor, currency, by.now), by)
 
 

@@ -27,6 +27,18 @@ class ProjectNotFound(DomainError):
     """No such project in the caller's tenant."""
 
 
+class BuildingNotFound(DomainError):
+    """No such building in the project."""
+
+
+class BuildingNameTaken(DomainError):
+    """The project has a building of this name."""
+
+
+class NumberTaken(DomainError):
+    """The building has an object of this number."""
+
+
 class PropertyObjectNotFound(DomainError):
     """No such property object in the caller's tenant."""
 
