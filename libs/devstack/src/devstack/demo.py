@@ -21,6 +21,8 @@ from chassis.audit import BrokenLink, Head, verify
 from chassis.db import Database
 from chassis.testing.processes import free_ports
 from crm.messages import DEAL_TIMELINE_TOPIC, TIMELINE_OVERDUE_TOPIC, DealTimelineOverduePayload
+from devstack import holds
+from devstack.holds import Holds
 from devstack.seed import TENANT_NAMES, Seeded, Seeder, tenant
 from devstack.stack import HOME, Stack
 from devstack.watcher import Arrival, Watcher
@@ -56,14 +58,18 @@ def run() -> int:
     home = HOME / "demo"
     shutil.rmtree(home, ignore_errors=True)
     console.rule("[bold]1. The platform starts[/] (embedded Postgres and Kafka, nothing installed)")
-    stack = Stack.start(home, ports={"crm": free_ports(1)[0]}, fixed_ports=False, serve=False, say=console.print)
+    crm, board = free_ports(2)
+    stack = Stack.start(
+        home, ports={"crm": crm, "chessboard": board}, fixed_ports=False, serve=False, say=console.print
+    )
     with stack:
         console.rule("[bold]2. History[/]: deals of several tenants, before the service runs")
         seeded = _seed(console, stack)
         demo = Demo(console, stack, seeded)
         with Watcher(stack.broker.bootstrap, [TIMELINE_OVERDUE_TOPIC, DEAL_TIMELINE_TOPIC]) as watcher:
-            stack.serve_all(OVERRIDES, console.print)
+            stack.serve_all(OVERRIDES | holds.OVERRIDES, console.print)
             _show(demo, watcher)
+        Holds(console, stack, demo.check).run()
     console.rule()
     if demo.failures:
         console.print(f"[red]{len(demo.failures)} checks failed[/]: " + "; ".join(demo.failures))

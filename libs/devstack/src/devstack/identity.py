@@ -16,7 +16,7 @@ AUDIENCE: Final = "pin"
 ALGORITHM: Final = "Ed25519"
 EVERYTHING: Final = " ".join(
     f"{service}:{what}"
-    for service, things in (("crm", ("deals",)), ("chessboard", ("objects",)))
+    for service, things in (("crm", ("deals", "bookings", "limits")), ("chessboard", ("objects",)))
     for what in (
         *(f"{thing}:{act}" for thing in things for act in ("read", "write")),
         *(f"{thing}:{act}" for thing in ("jobs", "dead-letters") for act in ("read", "operate")),
