@@ -12,8 +12,7 @@ from uuid import UUID
 from asyncpg import Record
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from chassis.db import COPY_NULL, copy_lines, copy_text, driver_connection, find_locked, remember_locked
-from chassis.instants import rfc3339
+from chassis.db import driver_connection, find_locked, remember_locked
 from crm.domain import (
     Asked,
     Booking,
@@ -103,9 +102,12 @@ _ADD_OBJECTS: Final = (
     "insert into crm.booking_object (booking_id, tenant_id, property_object_id, position)"
     " select $1, $2, o.id, o.position from unnest($3::uuid[]) with ordinality as o(id, position)"
 )
-_HISTORY: Final = (
-    "booking_id", "version", "tenant_id", "from_state", "to_state", "reason", "actor", "changed_at",
-)  # fmt: skip
+_ADD_HISTORY: Final = (
+    "insert into crm.booking_history (booking_id, version, tenant_id, from_state, to_state, reason, changed_at, actor)"
+    " select m.*, $8 from unnest($1::uuid[], $2::int[], $3::uuid[], $4::text[], $5::text[], $6::text[],"
+    " $7::timestamptz[]) as m"
+)
+"""No COPY here: it knows no row level security."""
 
 
 async def lock_bookings(session: AsyncSession, ids: Iterable[UUID]) -> list[Booking]:
@@ -209,25 +211,18 @@ async def save_bookings(session: AsyncSession, bookings: Sequence[Booking]) -> N
 
 async def add_history(session: AsyncSession, moves: Sequence[BookingMoved], actor: str | None) -> None:
     """Keep the transitions of bookings for their pages."""
-    if not moves:
-        return
-    who = COPY_NULL if actor is None else copy_text(actor)
-    lines = (
-        "\t".join(
-            (
-                str(move.booking_id),
-                str(move.version),
-                str(move.tenant_id),
-                move.from_state.value,
-                move.to_state.value,
-                COPY_NULL if move.reason is None else move.reason.value,
-                who,
-                rfc3339(move.changed_at),
-            )
-        )
-        for move in moves
+    connection = await driver_connection(session)
+    await connection.execute(
+        _ADD_HISTORY,
+        [move.booking_id for move in moves],
+        [move.version for move in moves],
+        [move.tenant_id for move in moves],
+        [move.from_state for move in moves],
+        [move.to_state for move in moves],
+        [move.reason for move in moves],
+        [move.changed_at for move in moves],
+        actor,
     )
-    await copy_lines(session, "crm.booking_history", _HISTORY, lines)
 
 
 async def lock_limits(
