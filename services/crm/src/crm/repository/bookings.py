@@ -4,7 +4,7 @@ Locks are taken in one order: the deal, bookings by id, claims by object, partne
 row alone may move it; whoever holds a claim's row alone may emit for the object, so that its requests are in order.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -145,19 +145,27 @@ async def assemble_bookings(session: AsyncSession, rows: Sequence[Record]) -> li
     Raises:
         ValueError: a row holds what the domain doesn't know.
     """
-    if not rows:
-        return []
-    connection = await driver_connection(session)
-    found = await connection.fetch(_OBJECTS, [row["id"] for row in rows])
-    claims = await _lock_claims(session, [(one["tenant_id"], one["property_object_id"]) for one in found])
-    objects: dict[UUID, list[BookingObject]] = {row["id"]: [] for row in rows}
-    for one in found:
-        claim = claims[one["tenant_id"], one["property_object_id"]]
-        objects[one["booking_id"]].append(_to_object(one, claim))
-    bookings = [_to_booking(row, objects[row["id"]]) for row in rows]
+    make = await assembler(session, rows)
+    bookings = [make(row) for row in rows]
     for booking in bookings:
         remember_locked(session, booking, booking.id)
     return bookings
+
+
+async def assembler(session: AsyncSession, rows: Sequence[Record]) -> Callable[[Record], Booking]:
+    """Lock the claims of locked rows' objects; return what makes one row's booking, or raises a ValueError for it."""
+    connection = await driver_connection(session)
+    found = await connection.fetch(_OBJECTS, [row["id"] for row in rows]) if rows else []
+    claims = await _lock_claims(session, [(one["tenant_id"], one["property_object_id"]) for one in found])
+    objects: dict[UUID, list[Record]] = {row["id"]: [] for row in rows}
+    for one in found:
+        objects[one["booking_id"]].append(one)
+
+    def make(row: Record) -> Booking:
+        parts = [_to_object(one, claims[one["tenant_id"], one["property_object_id"]]) for one in objects[row["id"]]]
+        return _to_booking(row, parts)
+
+    return make
 
 
 async def add_booking(session: AsyncSession, booking: Booking) -> None:
