@@ -32,7 +32,8 @@ async def make(admin: "asyncpg.Connection[Any]", tenant: UUID) -> Mapping[str, A
     )
     await admin.execute(
         "insert into crm.booking (id, tenant_id, deal_id, partner_id, state, version, charged_minor, probes,"
-        " created_at, updated_at) values ($1, $2, $3, $4, 'draft', 1, 0, 0, '2026-11-01T00:00:00Z', '2026-11-01T00:00:00Z')",
+        " created_at, updated_at)"
+        " values ($1, $2, $3, $4, 'draft', 1, 0, 0, '2026-11-01T00:00:00Z', '2026-11-01T00:00:00Z')",
         booking,
         tenant,
         deal,

@@ -85,11 +85,11 @@ async def sweep_bookings(
         after: (timer, id) of the last row of this cycle; None for its first batch.
     """
     claimed = await due.rows.claim(session, run, limit=limit, arguments=(run.as_of,), after=after)
-    bookings = {one.id: one for one in await repository.assemble_bookings(session, claimed.rows)}
+    booking_of = await repository.assembler(session, claimed.rows)
     why = Why(run.as_of, Cause(str(run.id), run_id=run.id))
 
     def guard(row: Record) -> Change:
-        booking = bookings[row["id"]]
+        booking = booking_of(row)
         act(booking, run.as_of)
         return change_of(booking)
 

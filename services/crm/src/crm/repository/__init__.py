@@ -4,7 +4,7 @@ from crm.repository.booking_claims import ANSWERS_LATE, BOOKED_OVER, QUOTES_OVER
 from crm.repository.bookings import (
     add_booking,
     add_history,
-    assemble_bookings,
+    assembler,
     charge_limits,
     find_claimants,
     find_quoted,
@@ -30,7 +30,7 @@ from crm.repository.deals import (
 
 __all__ = [
     "ANSWERS_LATE", "BOOKED_OVER", "OVERDUE", "QUOTES_OVER", "RESERVED_OVER", "SINGLE_RUNNER_LOCK", "TimerClaim",
-    "add_booking", "add_history", "assemble_bookings", "charge_limits", "count_overdue_backlog", "find_claimants",
+    "add_booking", "add_history", "assembler", "charge_limits", "count_overdue_backlog", "find_claimants",
     "find_leftover_steps", "find_open_step_for_update", "find_open_steps_for_update", "find_quoted",
     "get_booking_for_update", "get_deal_for_update", "lock_bookings", "lock_bookings_of_deal", "lock_limits",
     "move_to_overdue", "save_bookings", "timer_of", "to_claimed_step", "try_single_runner",

@@ -4,7 +4,7 @@ Locks are taken in one order: the deal, bookings by id, claims by object, partne
 row alone may move it; whoever holds a claim's row alone may emit for the object, so that its requests are in order.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -12,8 +12,7 @@ from uuid import UUID
 from asyncpg import Record
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from chassis.db import COPY_NULL, copy_lines, copy_text, driver_connection, find_locked, remember_locked
-from chassis.instants import rfc3339
+from chassis.db import driver_connection, find_locked, remember_locked
 from crm.domain import (
     Asked,
     Booking,
@@ -103,9 +102,12 @@ _ADD_OBJECTS: Final = (
     "insert into crm.booking_object (booking_id, tenant_id, property_object_id, position)"
     " select $1, $2, o.id, o.position from unnest($3::uuid[]) with ordinality as o(id, position)"
 )
-_HISTORY: Final = (
-    "booking_id", "version", "tenant_id", "from_state", "to_state", "reason", "actor", "changed_at",
-)  # fmt: skip
+_ADD_HISTORY: Final = (
+    "insert into crm.booking_history (booking_id, version, tenant_id, from_state, to_state, reason, changed_at, actor)"
+    " select m.*, $8 from unnest($1::uuid[], $2::int[], $3::uuid[], $4::text[], $5::text[], $6::text[],"
+    " $7::timestamptz[]) as m"
+)
+"""No COPY here: it knows no row level security."""
 
 
 async def lock_bookings(session: AsyncSession, ids: Iterable[UUID]) -> list[Booking]:
@@ -143,19 +145,27 @@ async def assemble_bookings(session: AsyncSession, rows: Sequence[Record]) -> li
     Raises:
         ValueError: a row holds what the domain doesn't know.
     """
-    if not rows:
-        return []
-    connection = await driver_connection(session)
-    found = await connection.fetch(_OBJECTS, [row["id"] for row in rows])
-    claims = await _lock_claims(session, [(one["tenant_id"], one["property_object_id"]) for one in found])
-    objects: dict[UUID, list[BookingObject]] = {row["id"]: [] for row in rows}
-    for one in found:
-        claim = claims[one["tenant_id"], one["property_object_id"]]
-        objects[one["booking_id"]].append(_to_object(one, claim))
-    bookings = [_to_booking(row, objects[row["id"]]) for row in rows]
+    make = await assembler(session, rows)
+    bookings = [make(row) for row in rows]
     for booking in bookings:
         remember_locked(session, booking, booking.id)
     return bookings
+
+
+async def assembler(session: AsyncSession, rows: Sequence[Record]) -> Callable[[Record], Booking]:
+    """Lock the claims of locked rows' objects; return what makes one row's booking, or raises a ValueError for it."""
+    connection = await driver_connection(session)
+    found = await connection.fetch(_OBJECTS, [row["id"] for row in rows]) if rows else []
+    claims = await _lock_claims(session, [(one["tenant_id"], one["property_object_id"]) for one in found])
+    objects: dict[UUID, list[Record]] = {row["id"]: [] for row in rows}
+    for one in found:
+        objects[one["booking_id"]].append(one)
+
+    def make(row: Record) -> Booking:
+        parts = [_to_object(one, claims[one["tenant_id"], one["property_object_id"]]) for one in objects[row["id"]]]
+        return _to_booking(row, parts)
+
+    return make
 
 
 async def add_booking(session: AsyncSession, booking: Booking) -> None:
@@ -209,25 +219,18 @@ async def save_bookings(session: AsyncSession, bookings: Sequence[Booking]) -> N
 
 async def add_history(session: AsyncSession, moves: Sequence[BookingMoved], actor: str | None) -> None:
     """Keep the transitions of bookings for their pages."""
-    if not moves:
-        return
-    who = COPY_NULL if actor is None else copy_text(actor)
-    lines = (
-        "\t".join(
-            (
-                str(move.booking_id),
-                str(move.version),
-                str(move.tenant_id),
-                move.from_state.value,
-                move.to_state.value,
-                COPY_NULL if move.reason is None else move.reason.value,
-                who,
-                rfc3339(move.changed_at),
-            )
-        )
-        for move in moves
+    connection = await driver_connection(session)
+    await connection.execute(
+        _ADD_HISTORY,
+        [move.booking_id for move in moves],
+        [move.version for move in moves],
+        [move.tenant_id for move in moves],
+        [move.from_state for move in moves],
+        [move.to_state for move in moves],
+        [move.reason for move in moves],
+        [move.changed_at for move in moves],
+        actor,
     )
-    await copy_lines(session, "crm.booking_history", _HISTORY, lines)
 
 
 async def lock_limits(
