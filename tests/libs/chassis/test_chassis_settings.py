@@ -9,11 +9,11 @@ from pathlib import Path
 import orjson
 import pytest
 from joserfc.jwk import KeySet, OctKey, OKPKey
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_settings import SettingsError
 
 from chassis.messaging import KafkaAddress
-from chassis.settings import JwtIssuer, ServiceSettings, explain_invalid, explain_unreadable
+from chassis.settings import Duration, JwtIssuer, ServiceSettings, explain_invalid, explain_unreadable
 
 DATABASE = "postgresql://role:hunter2@db.internal:5432/pin"
 COMPLETE = {
@@ -205,3 +205,13 @@ except ValidationError as error:
         check=False,
     )
     assert (done.stdout, done.stderr) == ("PIN_MIGRATE_DATABASE_URL: Field required\n", "")
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("600", 600), ("0.5", 0.5), ("PT10M", 600), ("P1D", 86_400)])
+def test_a_duration_is_written_in_seconds_or_as_iso_8601(written: str, seconds: float) -> None:
+    assert TypeAdapter(Duration).validate_python(written).total_seconds() == seconds
+
+
+def test_what_is_no_duration_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(Duration).validate_python("ten minutes")

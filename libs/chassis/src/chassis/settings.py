@@ -4,11 +4,13 @@ A missing or impossible value stops the process before it opens anything, with o
 """
 
 import re
+from contextlib import suppress
+from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, cast
 
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import SettingsError
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -59,6 +61,18 @@ class JwtIssuer(BaseModel):
         if (self.jwks is None) == (self.jwks_url is None):
             raise ValueError("takes either jwks or jwks_url")
         return self
+
+
+def _seconds(value: Any) -> Any:
+    """Return a plain number, which the environment gives as text, as what pydantic reads as seconds."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value)
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(_seconds)]
+"""A length of time: seconds (`600`), or ISO 8601 (`PT10M`)."""
 
 
 class ServiceSettings(KafkaSettings):

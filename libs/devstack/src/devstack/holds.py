@@ -188,7 +188,10 @@ class Holds:
 
     def _print_grid(self, when: str) -> None:
         (building,) = _answered(self._board.get(f"/v1/projects/{self._project}/grid"))["buildings"]
-        table = Table(title=f"Шахматка: {building['name']} ({when}; R reserved, B booked)", title_justify="left")
+        table = Table(
+            title=f"Шахматка: {building['name']} ({when}; R reserved, B booked, f freed by the safety net)",
+            title_justify="left",
+        )
         for name in ("floor", *(f"section {number + 1}" for number in range(SECTIONS))):
             table.add_column(name)
         for floor in building["floors"]:

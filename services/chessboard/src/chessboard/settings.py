@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from pydantic import Field, field_validator
 
-from chassis.settings import ServiceSettings
+from chassis.settings import Duration, ServiceSettings
 from chessboard.domain import ExpirationLimits
 
 
@@ -23,16 +23,16 @@ class ChessboardSettings(ServiceSettings):
     """
 
     http_port: int = Field(default=8102, ge=0, le=65535)
-    hold_grace: timedelta = timedelta(minutes=10)
+    hold_grace: Duration = timedelta(minutes=10)
     job_property_object_hold_expiration_interval: float = Field(default=60.0, gt=0, le=86_400)
     job_property_object_hold_expiration_batch_size: int = 200
     job_property_object_hold_expiration_report_only: bool = False
-    job_property_object_hold_expiration_silence: timedelta = Field(
+    job_property_object_hold_expiration_silence: Duration = Field(
         default=timedelta(minutes=30), gt=timedelta(0), le=timedelta(days=7)
     )
     job_project_aggregates_recalc_interval: float = Field(default=10.0, gt=0, le=86_400)
     job_project_aggregates_recalc_batch_size: int = Field(default=200, ge=1, le=1000)
-    job_project_aggregates_recalc_debounce: timedelta = Field(
+    job_project_aggregates_recalc_debounce: Duration = Field(
         default=timedelta(seconds=30), ge=timedelta(0), le=timedelta(hours=1)
     )
 
