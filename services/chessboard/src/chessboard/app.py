@@ -65,7 +65,7 @@ def build(settings: ChessboardSettings, roles: frozenset[str], clock: Clock | No
         )
         for number in range(settings.relay_workers)
     ]
-    consumed = consumers.declare_consumers()
+    consumed = consumers.declare_consumers(registry)
     consumer_metrics = ConsumerMetrics(registry)
     handlings = [Handling(system, consumer, SCHEMA, clock, consumer_metrics) for consumer in consumed]
     declared = jobs.declare_jobs(settings, system, registry)

@@ -1,13 +1,18 @@
 """What chessboard publishes and our own view of what it consumes, in the casing of the contracts; nothing here carries
 personal data or money."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, TypedDict, assert_never
+from functools import partial
+from typing import Any, Final, TypedDict, assert_never
+from uuid import UUID
 
+from chassis.clock import EARLIEST, LATEST
 from chassis.instants import rfc3339
 from chassis.outbox import EventType, Message
 from chassis.platform_events import audit_recorded, quarantined
-from chessboard.domain import Change, PriceChanged, StatusChanged
+from chessboard.domain import Ask, Change, Hold, PriceChanged, PropertyObject, Request, Settlement, StatusChanged
 
 _SOURCE: Final = "/pin/chessboard"
 STATUS_CHANGED_TOPIC: Final = "pin.chessboard.property-object-status-changed.v1"
@@ -112,6 +117,83 @@ def to_message(event: Change) -> Message:
             )
         case _:
             assert_never(event)
+
+
+def to_answer(request: Request, settlement: Settlement, found: PropertyObject | None, at: datetime) -> Message:
+    """Return the answer to a request of CRM."""
+    known = found is not None and found.tenant_id == request.tenant_id
+    answered = HoldAnsweredPayload(
+        BookingId=str(request.hold.booking_id),
+        TenantId=str(request.tenant_id),
+        PropertyObjectId=str(request.property_object_id),
+        Sequence=request.sequence,
+        Outcome=settlement.outcome.value,
+        Reason=None if settlement.reason is None else settlement.reason.value,
+        Version=found.version if found is not None and known else 0,
+    )
+    version = answered["Version"] if settlement.changes else None
+    return Message(HOLD_ANSWERED, answered["PropertyObjectId"], answered, at, request.tenant_id, version)
+
+
+@dataclass(frozen=True, slots=True)
+class CrmRequest:
+    """Our own view of what CRM asks about an object; its number is in the envelope.
+
+    Attributes:
+        at: until when to hold or book; when it was sold; None for a release.
+    """
+
+    ask: Ask
+    property_object_id: UUID
+    tenant_id: UUID
+    hold: Hold
+    at: datetime | None
+
+    def numbered(self, sequence: int) -> Request:
+        """Return it as the domain knows it."""
+        return Request(self.ask, self.property_object_id, self.tenant_id, self.hold, sequence, self.at)
+
+
+def read_request(ask: Ask, instant: str | None, value: Mapping[str, Any]) -> CrmRequest:
+    """Parse a request of CRM.
+
+    Args:
+        ask: what its topic asks for.
+        instant: the field that holds its instant, if it has one.
+        value: the payload.
+
+    Raises:
+        ValueError, TypeError, LookupError, AttributeError: it is in breach of its contract.
+    """
+    return CrmRequest(
+        ask,
+        UUID(value["PropertyObjectId"]),
+        UUID(value["TenantId"]),
+        Hold(UUID(value["DealId"]), UUID(value["BookingId"])),
+        None if instant is None else _read_instant(value[instant]),
+    )
+
+
+def _read_instant(text: str) -> datetime:
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None or not EARLIEST <= at < LATEST:
+        raise ValueError("no instant that can be kept")
+    return at
+
+
+CRM_TOPICS: Final = {
+    "pin.crm.booking-hold-requested.v1": partial(read_request, Ask.HOLD, "ReservedUntil"),
+    "pin.crm.booking-commit-requested.v1": partial(read_request, Ask.BOOK, "BookedUntil"),
+    "pin.crm.deal-completed.v1": partial(read_request, Ask.SELL, "SoldAt"),
+    "pin.crm.booking-expired.v1": partial(read_request, Ask.RELEASE, None),
+    "pin.crm.booking-cancelled.v1": partial(read_request, Ask.RELEASE, None),
+    "pin.crm.deal-cancelled.v1": partial(read_request, Ask.RELEASE, None),
+}
+"""Topics of CRM's requests, each of one type that is named like it, with what reads it."""
+
+CONSUMED: Final[Mapping[tuple[str, str], Callable[[Mapping[str, Any]], CrmRequest]]] = {
+    (topic, topic): read for topic, read in CRM_TOPICS.items()
+}
 
 
 def _instant(value: datetime | None) -> str | None:

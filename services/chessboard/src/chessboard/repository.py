@@ -28,6 +28,8 @@ from chassis.outbox import Cause, Outbox
 from chessboard.domain import (
     Change,
     Hold,
+    Ledger,
+    LedgerEntry,
     PropertyObject,
     PropertyObjectNotFound,
     Status,
@@ -73,6 +75,16 @@ _HISTORY: Final = (
     "booked_until", "hold_deal_id", "hold_booking_id", "price_minor", "currency", "actor", "correlation_id",
     "changed_at",
 )  # fmt: skip
+_LEDGER: Final = (
+    "select property_object_id, booking_id, deal_id, last_sequence, released from chessboard.hold_ledger"
+    " where property_object_id = any($1::uuid[])"
+)
+_WRITE_LEDGER: Final = """
+insert into chessboard.hold_ledger as l (property_object_id, booking_id, deal_id, last_sequence, released)
+select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::bigint[], $5::boolean[])
+on conflict (property_object_id, booking_id)
+do update set last_sequence = excluded.last_sequence, released = excluded.released
+"""
 log = structlog.get_logger(__name__)
 
 
@@ -117,6 +129,48 @@ async def find_for_update(session: AsyncSession, ids: Iterable[UUID]) -> dict[UU
             remember_locked(session, entity, entity.id)
             found[entity.id] = entity
     return found
+
+
+async def preload(session: AsyncSession, ids: Sequence[UUID]) -> None:
+    """Lock objects and load their ledgers for a batch of requests: one statement each."""
+    await find_for_update(session, ids)
+    await _load_ledgers(session, ids)
+
+
+async def get_ledger(session: AsyncSession, property_object_id: UUID) -> Ledger:
+    """Return the ledger of an object that this session has locked."""
+    ledger = find_locked(session, Ledger, property_object_id)
+    if ledger is None:
+        await _load_ledgers(session, [property_object_id])
+        ledger = find_locked(session, Ledger, property_object_id)
+    if ledger is None:
+        raise LookupError(f"no ledger of {property_object_id}")
+    return ledger
+
+
+async def _load_ledgers(session: AsyncSession, ids: Sequence[UUID]) -> None:
+    ledgers = {one: Ledger(one) for one in ids}
+    for row in await (await driver_connection(session)).fetch(_LEDGER, list(ledgers)):
+        entry = LedgerEntry(*row)
+        ledgers[entry.property_object_id].entries[entry.booking_id] = entry
+    for ledger in ledgers.values():
+        remember_locked(session, ledger, ledger.property_object_id)
+
+
+async def write_ledger(session: AsyncSession, ledger: Ledger) -> None:
+    """Write the entries of a ledger that have changed; within a `gathered` block once for all, at its end."""
+    await gather(session, _write_entries, ledger.changed.values())
+    ledger.changed.clear()
+
+
+async def _write_entries(session: AsyncSession, entries: Sequence[LedgerEntry]) -> None:
+    last = {(entry.property_object_id, entry.booking_id): entry for entry in entries}
+    if not last:
+        return
+    rows = (
+        (one.property_object_id, one.booking_id, one.deal_id, one.last_sequence, one.released) for one in last.values()
+    )
+    await (await driver_connection(session)).execute(_WRITE_LEDGER, *map(list, zip(*rows, strict=True)))
 
 
 def to_property_object(row: Record) -> PropertyObject:

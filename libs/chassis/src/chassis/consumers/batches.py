@@ -154,7 +154,17 @@ class Batches:
         except ParkingFull:
             raise
         except Refused as refusal:
+            return await self._refused(item, refusal)
+        except Exception as error:
+            await self._wait_if_away(error)
+            return await self._failed(item, error)
+        return True
+
+    async def _refused(self, item: Item, refusal: Refused) -> bool:
+        try:
             await self._set_aside(item, refusal)
+        except Waiting:
+            raise
         except Exception as error:
             await self._wait_if_away(error)
             return await self._failed(item, error)
@@ -186,6 +196,8 @@ class Batches:
                 await self._handling.store.mark_handled(session, [item.envelope], now)
             letter = self._handling.letter(item, Fault.of(refusal), "refused", now)
             await self._handling.store.set_aside(session, letter)
+            if refusal.instead is not None:
+                await refusal.instead(session)
         self._metrics.dead_letters.labels(self._group, "refused").inc()
         log.warning("message refused", consumer=self._group, code=refusal.code, **_identity(item))
 

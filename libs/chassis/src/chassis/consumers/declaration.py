@@ -20,11 +20,16 @@ class Refused(Exception):
 
     Attributes:
         code: stable code, e.g. HOLD_MISMATCH.
+        instead: what is done all the same, such as to answer the sender, in the transaction that records the refusal:
+            that of the handler is rolled back, with what it had locked.
     """
 
-    def __init__(self, code: str, reason: str) -> None:
+    def __init__(
+        self, code: str, reason: str, instead: Callable[[AsyncSession], Awaitable[None]] | None = None
+    ) -> None:
         super().__init__(reason)
         self.code = code
+        self.instead = instead
 
 
 class SourceUnavailable(Exception):

@@ -217,6 +217,8 @@ class ParkedKeysLoop:
                 return
             if disposition != row["disposition"]:
                 await self._announce(session, row, fault, disposition, now)
+                if isinstance(error, Refused) and error.instead is not None:
+                    await error.instead(session)
 
     async def _announce(
         self, session: AsyncSession, row: asyncpg.Record, fault: Fault, disposition: Disposition, now: datetime

@@ -1,7 +1,4 @@
-"""The use cases that change something: one function each, called by HTTP routes, consumers and jobs alike.
-
-A command locks the objects that it changes, calls the domain, and writes through `repository.write_changes`.
-"""
+"""What people change about an object: whether it is shown, whether it is sold, its price."""
 
 from dataclasses import dataclass
 from datetime import datetime
