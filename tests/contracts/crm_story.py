@@ -23,6 +23,7 @@ from chassis.messaging import Received
 from chassis.runtime import Stop
 from crm import commands, messages
 from crm.app import Crm, build
+from crm.consumers import declare_consumers
 from crm.domain import DealStatus, DealTimelineEventType
 from crm.settings import CrmSettings
 
@@ -100,12 +101,17 @@ async def _set_aside(system, clock) -> None:
         raise AssertionError("nothing to handle")
 
     consumer = Consumer("pin.crm.hold-answers", [Handler(HOLD_ANSWERED, HOLD_ANSWERED, parse, handle)])
+    metrics = ConsumerMetrics(CollectorRegistry())
+    await Batches(Handling(system, consumer, "crm", clock, metrics)).take([_record(HOLD_ANSWERED, b"{}")], Stop())
+
+
+def _record(topic, value) -> Received:
     headers = {
         "content-type": "application/json",
         "ce_specversion": "1.0",
         "ce_id": str(uuid4()),
         "ce_source": "/pin/chessboard",
-        "ce_type": HOLD_ANSWERED,
+        "ce_type": topic,
         "ce_time": "2026-11-30T09:00:00Z",
         "ce_subject": "unit-1",
         "ce_aggregatetype": "PropertyObject",
@@ -114,9 +120,63 @@ async def _set_aside(system, clock) -> None:
         "ce_eventclass": "domain",
     }
     raw = tuple((name, value.encode()) for name, value in headers.items())
-    record = Received(HOLD_ANSWERED, 0, 12, 1_796_000_000_000, b"unit-1", b"{}", raw)
-    metrics = ConsumerMetrics(CollectorRegistry())
-    await Batches(Handling(system, consumer, "crm", clock, metrics)).take([record], Stop())
+    return Received(topic, 0, 12, 1_796_000_000_000, b"unit-1", value, raw)
+
+
+async def _book(crm, system, act, clock, connection) -> None:
+    """Bookings through all that is asked of the chessboard, which answers everything but one of them."""
+    reactions = {consumer.group: consumer for consumer in declare_consumers(CollectorRegistry())}
+    handling = Handling(system, reactions["pin.crm.hold-answers"], "crm", clock, ConsumerMetrics(CollectorRegistry()))
+    jobs = {driver.job.name: driver for driver in crm.drivers}
+    answered: set[int] = set()
+
+    def later(**duration):
+        return clock.instant + timedelta(**duration)
+
+    async def answer(outcome):
+        rows = await connection.fetch(
+            "select id, headers, payload from crm.outbox where headers ->> 'ce_aggregatetype' = 'PropertyObject'"
+        )
+        for row in (row for row in rows if row["id"] not in answered):
+            asked, number = json.loads(row["payload"]), int(json.loads(row["headers"])["ce_sequence"])
+            answered.add(row["id"])
+            told = {name: asked[name] for name in ("BookingId", "TenantId", "PropertyObjectId")}
+            told |= {"Sequence": number, "Outcome": outcome, "Reason": None, "Version": number}
+            await Batches(handling).take([_record(HOLD_ANSWERED, json.dumps(told).encode())], Stop())
+
+    async def held(deal, partner=None):
+        new = commands.NewBooking(deal.id, [uuid4(), uuid4()], partner)
+        booking = (await act(commands.draft_booking, new)).id
+        await act(commands.quote_booking, booking, commands.Price(100, "EUR", later(days=1)))
+        await act(commands.reserve_booking, booking, later(days=1))
+        await answer("held")
+        return booking
+
+    async def confirmed(deal, partner=None):
+        booking = await held(deal, partner)
+        await act(commands.commit_booking, booking, later(days=9))
+        await answer("booked")
+        return booking
+
+    deal = await act(commands.open_deal, "Flat 14")
+    partner = uuid4()
+    await act(commands.set_partner_limit, partner, 1000, "EUR")
+    await act(commands.register_booking, await confirmed(deal, partner))
+    await act(commands.cancel_booking, await confirmed(deal))
+    await answer("released")
+    quoted = (await act(commands.draft_booking, commands.NewBooking(deal.id, [uuid4()], partner))).id
+    await act(commands.quote_booking, quoted, commands.Price(100, "EUR", later(hours=1)))
+    await held(deal)
+    clock.advance(timedelta(days=2))
+    await jobs["booking-expiration"].run_once()
+    await jobs["booking-quotes"].run_once()
+    unknown = (await act(commands.draft_booking, commands.NewBooking(deal.id, [uuid4()], None))).id
+    await act(commands.reserve_booking, unknown, later(days=1))
+    for _ in range(2):
+        clock.advance(timedelta(minutes=2))
+        await jobs["booking-answers"].run_once()
+    await answer("held")
+    await act(commands.end_deal, deal.id, DealStatus.CANCELLED)
 
 
 async def _seal(system, clock) -> None:
@@ -153,6 +213,7 @@ async def _tell(crm, api, system, clock, connection) -> Story:
     other = await act(commands.open_deal, "Flat 13")
     await act(commands.end_deal, other.id, DealStatus.CANCELLED)
 
+    await _book(crm, system, act, clock, connection)
     await _set_aside(system, clock)
     await _seal(system, clock)
     rows = await connection.fetch("select topic, message_key, headers, payload from crm.outbox order by id")
