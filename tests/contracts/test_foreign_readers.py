@@ -65,9 +65,9 @@ async def read(story, broker, declared) -> list[Event]:
     return [event for event in events if _identity(event.headers) in written]
 
 
-def _identity(headers: dict[str, str]) -> tuple[str, str]:
+def _identity(headers: dict[str, str]) -> tuple[str, str, str | None]:
     """What tells a record of this story from another's: ids of audit records count from 1 in each test's database."""
-    return headers["ce_id"], headers["ce_correlationid"]
+    return headers["ce_id"], headers["ce_correlationid"], headers.get("ce_tenantid")
 
 
 @pytest.fixture
