@@ -1,7 +1,7 @@
 """A sample reader of pin.crm.booking.v1: one card per step of a booking, whatever the number of its objects.
 
-It acts once per `ce_id`, and shows nothing older than what it has shown: `ce_sequence` is the booking's version. A real one
-keeps both memories in its own database, in the transaction of the card.
+It acts once per `ce_id`, and shows nothing older than what it has shown: `ce_sequence` is the booking's version.
+A real one keeps both memories in its own database, in the transaction of the card.
 """
 
 from collections.abc import Iterable

@@ -106,12 +106,12 @@ async def test_a_route_without_a_scope_is_found(served: Served):
 async def test_a_route_whose_path_has_no_sample_is_found(served: Served):
     router = Router()
 
-    @router.get("/v1/bookings/{booking_id}")
-    async def booking(booking_id: str, call: Annotated[Call, reading("crm:deals:read")]) -> str:
-        return booking_id + call.correlation_id
+    @router.get("/v1/parcels/{parcel_id}")
+    async def parcel(parcel_id: str, call: Annotated[Call, reading("crm:deals:read")]) -> str:
+        return parcel_id + call.correlation_id
 
     found = await findings(served, router)
-    assert "GET /v1/bookings/{booking_id}: route_samples.py has no value for its path" in found
+    assert "GET /v1/parcels/{parcel_id}: route_samples.py has no value for its path" in found
 
 
 async def test_a_route_that_reads_past_row_level_security_is_found(served: Served):

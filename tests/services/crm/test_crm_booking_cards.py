@@ -1,4 +1,4 @@
-"""Messenger's sample reader gets crm's records from the broker: one card per step of a booking, never one per object."""
+"""Messenger's sample reader gets crm's records from the broker: one card per step, never one per object."""
 
 import importlib.util
 from datetime import timedelta
