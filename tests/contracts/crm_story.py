@@ -116,7 +116,7 @@ def _record(topic, value) -> Received:
         "ce_subject": "unit-1",
         "ce_aggregatetype": "PropertyObject",
         "ce_contractversion": "1",
-        "ce_correlationid": "request-1",
+        "ce_correlationid": f"request-{uuid4()}",
         "ce_eventclass": "domain",
     }
     raw = tuple((name, value.encode()) for name, value in headers.items())
