@@ -105,7 +105,7 @@ async def _set_aside(system, clock) -> None:
     await Batches(Handling(system, consumer, "crm", clock, metrics)).take([_record(HOLD_ANSWERED, b"{}")], Stop())
 
 
-def _record(topic, value) -> Received:
+def _record(topic, value, correlation="request-1") -> Received:
     headers = {
         "content-type": "application/json",
         "ce_specversion": "1.0",
@@ -116,7 +116,7 @@ def _record(topic, value) -> Received:
         "ce_subject": "unit-1",
         "ce_aggregatetype": "PropertyObject",
         "ce_contractversion": "1",
-        "ce_correlationid": "request-1",
+        "ce_correlationid": correlation,
         "ce_eventclass": "domain",
     }
     raw = tuple((name, value.encode()) for name, value in headers.items())
@@ -142,7 +142,9 @@ async def _book(crm, system, act, clock, connection) -> None:
             answered.add(row["id"])
             told = {name: asked[name] for name in ("BookingId", "TenantId", "PropertyObjectId")}
             told |= {"Sequence": number, "Outcome": outcome, "Reason": None, "Version": number}
-            await Batches(handling).take([_record(HOLD_ANSWERED, json.dumps(told).encode())], Stop())
+            await Batches(handling).take(
+                [_record(HOLD_ANSWERED, json.dumps(told).encode(), f"answer-{uuid4()}")], Stop()
+            )
 
     async def held(deal, partner=None):
         new = commands.NewBooking(deal.id, [uuid4(), uuid4()], partner)
