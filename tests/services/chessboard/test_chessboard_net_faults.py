@@ -80,8 +80,8 @@ async def test_an_object_that_the_database_refuses_is_found_row_by_row(own_world
     world = own_world
     units = await lost_in_order(world, 3)
     await world.admin.execute(
-        "insert into chessboard.property_object_version (property_object_id, version, tenant_id, from_status, to_status,"
-        " source, price_minor, currency, correlation_id, changed_at)"
+        "insert into chessboard.property_object_version (property_object_id, version, tenant_id, from_status,"
+        " to_status, source, price_minor, currency, correlation_id, changed_at)"
         " select id, 2, tenant_id, 'Free', 'Reserved', 'Crm', 1, 'RUB', 'x', $2"
         " from chessboard.property_object where id = $1",
         units[1],

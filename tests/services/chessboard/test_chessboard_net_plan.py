@@ -115,12 +115,13 @@ async def test_backlog_and_report_read_the_partial_indexes_too(seeded: World) ->
 
 async def test_the_radar_asks_the_history_by_its_index(seeded: World) -> None:
     await seeded.admin.execute(
-        "insert into chessboard.property_object_version (property_object_id, version, tenant_id, from_status, to_status,"
-        " source, reserved_until, price_minor, currency, correlation_id, changed_at)"
+        "insert into chessboard.property_object_version (property_object_id, version, tenant_id, from_status,"
+        " to_status, source, reserved_until, price_minor, currency, correlation_id, changed_at)"
         " select id, v, tenant_id, case v when 2 then 'Free' else 'Reserved' end,"
         " case v when 2 then 'Reserved' else 'Free' end, case when n % 50 = 0 then 'Crm' else 'ExpirationJob' end,"
         " case v when 2 then $1::timestamptz end, 1, 'RUB', 'x', $1::timestamptz + make_interval(secs => n)"
-        " from (select id, tenant_id, row_number() over () as n from chessboard.property_object) o, generate_series(2, 3) v",
+        " from (select id, tenant_id, row_number() over () as n from chessboard.property_object) o,"
+        " generate_series(2, 3) v",
         seeded.ago(hours=10),
     )
     await seeded.admin.execute("vacuum (analyze) chessboard.property_object_version")

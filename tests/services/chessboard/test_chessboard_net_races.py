@@ -276,7 +276,7 @@ async def test_a_process_that_dies_within_a_batch_leaves_it_to_the_next(world: W
         running = asyncio.create_task(cycle(net(world)))
         pid = await eventually(world.blocked_pid)
         await world.admin.execute("select pg_terminate_backend($1)", pid)
-        with pytest.raises(Exception, match="terminat|closed"):
+        with pytest.raises(Exception, match=r"terminat|closed"):
             await running
     assert await world.outbox() == []
     assert await cycle(net(world)) == counted(3)
