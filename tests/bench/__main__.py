@@ -27,7 +27,7 @@ from chassis.testing.kafka import RunningBroker, cache_folder
 from chassis.testing.plugin import DatabaseTemplates, TestDatabase
 from chassis.testing.processes import CannotStart
 from chassis.testing.servers import EmbeddedPostgres
-from tests.bench import calendar, consuming, held_snapshot, memory, messaging, overdue, requests
+from tests.bench import calendar, consuming, expiring, held_snapshot, memory, messaging, overdue, requests
 from tests.bench.report import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,6 +114,15 @@ async def measure_requests(bench: Bench) -> list[Figure]:
     return figures
 
 
+async def measure_expiring(bench: Bench) -> list[Figure]:
+    """Measure chessboard's safety net."""
+    database = await bench.templates.make("chessboard", ROOT / "services/chessboard/migrations")
+    sessions = opened(database)
+    figures = await expiring.against_one_statement(sessions, database.system_url, database.admin_url)
+    await sessions.close()
+    return figures
+
+
 async def measure_latency(bench: Bench) -> list[Figure]:
     """Measure the time from commit to consumer."""
     database = await bench.database()
@@ -141,6 +150,7 @@ PARTS: dict[str, Callable[[Bench], Awaitable[list[Figure]]]] = {
     "held": measure_held,
     "consuming": measure_consuming,
     "requests": measure_requests,
+    "expiring": measure_expiring,
     "latency": measure_latency,
     "calendar": measure_calendar,
     "memory": measure_memory,

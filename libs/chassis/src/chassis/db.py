@@ -5,9 +5,10 @@ Who acts is set per transaction (`app.tenant` and its siblings), which row level
 forgets.
 """
 
+import asyncio
 import io
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -27,10 +28,15 @@ else:
     _DriverConnection = asyncpg.Connection
 
 Entity = TypeVar("Entity")
+Answer = TypeVar("Answer")
+Made = TypeVar("Made")
 COMMAND_SECONDS: Final = 75.0
 """Longest wait for an answer of the database; above the server's own limit, for a network that is gone."""
 
 LINES_AT_ONCE: Final = 64
+LINES_IN_ONE_PIECE: Final = 1024
+"""Lines that are made already are sent without a pause up to this number."""
+
 STATEMENTS_KEPT: Final = 100
 """Prepared statements that a connection keeps."""
 
@@ -258,6 +264,28 @@ async def driver_connection(session: AsyncSession) -> "asyncpg.Connection[asyncp
     return connection
 
 
+async def meanwhile(statement: Awaitable[Answer], make: Callable[[], Made]) -> tuple[Answer, Made]:
+    """Send a statement, and make something while the database works on it.
+
+    Args:
+        statement: a call of the driver's connection that has not been awaited.
+        make: what to do meanwhile; it doesn't use the connection.
+
+    Raises:
+        BaseException: what the statement raised, else what `make` raised; the statement has ended by then.
+    """
+
+    async def made() -> Made:
+        return make()
+
+    answer, thing = await asyncio.gather(statement, made(), return_exceptions=True)
+    if isinstance(answer, BaseException):
+        raise answer
+    if isinstance(thing, BaseException):
+        raise thing
+    return answer, thing
+
+
 async def copy_lines(session: AsyncSession, table: str, columns: Sequence[str], lines: Iterable[str]) -> None:
     """Insert rows with COPY in the session's transaction: several times as fast as an INSERT from arrays.
 
@@ -269,7 +297,7 @@ async def copy_lines(session: AsyncSession, table: str, columns: Sequence[str], 
         columns: the columns that get values.
         lines: one per row: the values in COPY's text format (`copy_text`, `copy_bytes`, COPY_NULL), separated by tabs.
             Up to LINES_AT_ONCE are made before anything is sent; an iterator of more is asked for the next ones while
-            the server inserts the first.
+            the server inserts the first. A list goes in one piece up to LINES_IN_ONE_PIECE.
 
     Raises:
         asyncpg.PostgresError: the database refused a row; none is inserted.
@@ -281,11 +309,12 @@ async def copy_lines(session: AsyncSession, table: str, columns: Sequence[str], 
         made = list(lines)
         waiting.setdefault((table, tuple(columns)), []).extend(made)
         return
+    most = LINES_IN_ONE_PIECE if isinstance(lines, list) else LINES_AT_ONCE
     rest = iter(lines)
-    head = list(islice(rest, LINES_AT_ONCE + 1))
+    head = list(islice(rest, most + 1))
     schema, name = table.split(".")
     connection = await driver_connection(session)
-    source = io.BytesIO(_piece(head)) if len(head) <= LINES_AT_ONCE else _chunks(chain(head, rest))
+    source = io.BytesIO(_piece(head)) if len(head) <= most else _chunks(chain(head, rest))
     await connection.copy_to_table(name, source=source, schema_name=schema, columns=list(columns), format="text")
 
 

@@ -6,7 +6,7 @@ holds the row lock of its aggregate, so the order of ids within a key is the ord
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
@@ -233,12 +233,26 @@ class Outbox:
                 than LINES_AT_ONCE events the first may be on their way: the transaction, or its savepoint, can then
                 only be rolled back.
         """
-        if not messages:
-            return
+        if messages:
+            await self.write(session, self._lines(session, messages, cause))
+
+    def lines(self, session: AsyncSession, messages: Sequence[Message], cause: Cause) -> list[str]:
+        """Make the rows of events, for `write`: in order, one per event.
+
+        Raises:
+            MessageRefused: as `emit` does.
+        """
+        return list(self._lines(session, messages, cause))
+
+    async def write(self, session: AsyncSession, lines: Iterable[str]) -> None:
+        """Write rows that `lines` has made for this session."""
+        await copy_lines(session, self._table, _COLUMNS, lines)
+        mark_emitted(session)
+
+    def _lines(self, session: AsyncSession, messages: Sequence[Message], cause: Cause) -> Iterator[str]:
         if cause.causation_id is not None and cause.derives:
             messages = [_derived(session, message, cause.causation_id, cause.emitter) for message in messages]
-        await copy_lines(session, self._table, _COLUMNS, (self._line(message, cause) for message in messages))
-        mark_emitted(session)
+        return (self._line(message, cause) for message in messages)
 
     def _line(self, message: Message, cause: Cause) -> str:
         event = message.event
@@ -293,6 +307,9 @@ def _line(message: Message, cause: Cause, envelope_headers: dict[str, str]) -> s
     )
 
 
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
+
+
 def _encoded(payload: Mapping[str, Any]) -> bytes:
     """Encode a payload, refusing what the encoder would change silently: datetimes without offset, NaN as null."""
     encoded = orjson.dumps(payload, option=orjson.OPT_PASSTHROUGH_DATETIME)
@@ -302,6 +319,8 @@ def _encoded(payload: Mapping[str, Any]) -> bytes:
 
 
 def _holds_no_number(value: Any) -> bool:
+    if type(value) in _PLAIN:
+        return False
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, Mapping):

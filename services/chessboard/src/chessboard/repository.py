@@ -5,7 +5,7 @@ All write through `write_changes`: one UPDATE filtered by id and version, and wi
 per change.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -13,7 +13,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import structlog
-from asyncpg import Record
+from asyncpg import Connection, Record
 from prometheus_client import Counter
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -21,7 +21,7 @@ import chessboard
 from chassis.audit import Audit, AuditRecord
 from chassis.contracts import contract_of
 from chassis.contracts.checker import ContractChecker
-from chassis.db import COPY_NULL, copy_lines, copy_text, driver_connection, find_locked, remember_locked
+from chassis.db import COPY_NULL, copy_lines, copy_text, driver_connection, find_locked, meanwhile, remember_locked
 from chassis.gathering import gather, is_gathering
 from chassis.instants import rfc3339
 from chassis.outbox import Cause, Outbox
@@ -226,31 +226,30 @@ async def write_changes(session: AsyncSession, changes: Sequence[Change], origin
     """
     if is_gathering(session):
         await gather(session, _update_all, changes)
-        await _record(session, changes, origin)
+        await _write_lines(session, _lines(session, changes, origin))
         return frozenset()
-    moved_on = await _update(session, changes)
-    if moved_on:
-        changes = [change for change in changes if change.property_object_id not in moved_on]
-    await _record(session, changes, origin)
+    if not changes:
+        return frozenset()
+    update = _update(await driver_connection(session), changes)
+    moved_on, lines = await meanwhile(update, lambda: _lines(session, changes, origin))
+    await _write_lines(session, lines, without=moved_on)
     return moved_on
 
 
 async def _update_all(session: AsyncSession, changes: Sequence[Change]) -> None:
-    if moved_on := await _update(session, changes):
+    if changes and (moved_on := await _update(await driver_connection(session), changes)):
         raise VersionConflict(f"{len(moved_on)} objects have changed since they were read")
 
 
-async def _update(session: AsyncSession, changes: Sequence[Change]) -> frozenset[UUID]:
+async def _update(connection: "Connection[Record]", changes: Sequence[Change]) -> frozenset[UUID]:
     """Send one UPDATE; return the ids of those that it did not find at the version that was read."""
     first: dict[UUID, int] = {}
     last: dict[UUID, Change] = {}
     for change in changes:
         first.setdefault(change.property_object_id, change.version - 1)
         last[change.property_object_id] = change
-    if not last:
-        return frozenset()
     rows = [_row(first[one], change) for one, change in last.items()]
-    written = await (await driver_connection(session)).fetch(_UPDATE, *map(list, zip(*rows, strict=True)))
+    written = await connection.fetch(_UPDATE, *map(list, zip(*rows, strict=True)))
     if len(written) == len(last):
         return frozenset()
     moved_on = frozenset(last.keys() - {row["id"] for row in written})
@@ -282,26 +281,53 @@ def _row(expected: int, change: Change) -> tuple[Any, ...]:
     )
 
 
-async def _record(session: AsyncSession, changes: Sequence[Change], origin: Origin) -> None:
-    """Write what tells of changes."""
-    if not changes:
-        return
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What tells of one change: its row of history, audit and outbox, and the request to count again, if it asks."""
+
+    property_object_id: UUID
+    history: str
+    audit: str
+    event: str
+    recount: str | None
+
+
+def _lines(session: AsyncSession, changes: Sequence[Change], origin: Origin) -> list[_Line]:
+    """Make what tells of changes."""
     correlation_id = origin.cause.correlation_id
     actor = COPY_NULL if origin.actor is None else copy_text(origin.actor)
     by = f"{actor}\t{copy_text(correlation_id)}"
-    await copy_lines(session, "chessboard.property_object_version", _HISTORY, [_history(one, by) for one in changes])
+    audit: list[str] = []
     for at, group in groupby(changes, lambda change: change.changed_at):
         records = [_audit_record(change, origin) for change in group]
-        await AUDIT.record(session, records, occurred_at=at, actor=origin.actor, correlation_id=correlation_id)
-    await OUTBOX.emit(session, [to_message(change) for change in changes], origin.cause)
-    recounted = [
-        f"{change.project_id}\t{rfc3339(origin.now)}"
-        for change in changes
-        if isinstance(change, StatusChanged) and change.from_status is not change.to_status
+        audit += AUDIT.lines(records, occurred_at=at, actor=origin.actor, correlation_id=correlation_id)
+    events = OUTBOX.lines(session, [to_message(change) for change in changes], origin.cause)
+    asked_at = rfc3339(origin.now)
+    return [
+        _Line(
+            change.property_object_id,
+            _history(change, by),
+            audit[at],
+            events[at],
+            f"{change.project_id}\t{asked_at}" if change.from_status is not change.to_status else None,
+        )
+        if isinstance(change, StatusChanged)
+        else _Line(change.property_object_id, _history(change, by), audit[at], events[at], None)
+        for at, change in enumerate(changes)
     ]
-    if recounted:
-        columns = ("project_id", "requested_at")
-        await copy_lines(session, "chessboard.project_recalc_request", columns, recounted)
+
+
+async def _write_lines(session: AsyncSession, lines: Sequence[_Line], without: Collection[UUID] = frozenset()) -> None:
+    """Write what tells of changes, but for those of some objects."""
+    if without:
+        lines = [line for line in lines if line.property_object_id not in without]
+    if not lines:
+        return
+    await copy_lines(session, "chessboard.property_object_version", _HISTORY, [line.history for line in lines])
+    await AUDIT.write(session, [line.audit for line in lines])
+    await OUTBOX.write(session, [line.event for line in lines])
+    if recounts := [line.recount for line in lines if line.recount is not None]:
+        await copy_lines(session, "chessboard.project_recalc_request", ("project_id", "requested_at"), recounts)
 
 
 def _history(change: Change, by: str) -> str:

@@ -3,7 +3,7 @@
 Rows are append-only: the roles of a service may insert and read them, never change them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -91,11 +91,28 @@ class Audit:
             actor: subject of the caller; None for the system.
             correlation_id: id of the request or job run.
         """
-        if not records:
-            return
-        who = COPY_NULL if actor is None else copy_text(actor)
-        shared = f"{rfc3339(occurred_at)}\t{who}\t{copy_text(correlation_id)}"
-        await copy_lines(session, self._table, _COLUMNS, (f"{shared}\t{_line(record)}" for record in records))
+        if records:
+            lines = _lines(records, occurred_at, actor, correlation_id)
+            await self.write(session, lines)
+
+    @staticmethod
+    def lines(
+        records: Sequence[AuditRecord], *, occurred_at: datetime, actor: str | None, correlation_id: str
+    ) -> list[str]:
+        """Make rows for `write`, as `record` would write them: in order, one per record."""
+        return list(_lines(records, occurred_at, actor, correlation_id))
+
+    async def write(self, session: AsyncSession, lines: Iterable[str]) -> None:
+        """Write rows that `lines` has made."""
+        await copy_lines(session, self._table, _COLUMNS, lines)
+
+
+def _lines(
+    records: Sequence[AuditRecord], occurred_at: datetime, actor: str | None, correlation_id: str
+) -> Iterator[str]:
+    who = COPY_NULL if actor is None else copy_text(actor)
+    shared = f"{rfc3339(occurred_at)}\t{who}\t{copy_text(correlation_id)}"
+    return (f"{shared}\t{_line(record)}" for record in records)
 
 
 def _line(record: AuditRecord) -> str:
