@@ -1,11 +1,13 @@
 """The safety net's batch against one SQL statement that writes the same rows, payloads built in SQL."""
 
+import logging
 import statistics
 import time
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import asyncpg
+import structlog
 
 from chassis.db import Database
 from chassis.jobs import Run
@@ -125,6 +127,7 @@ async def statement_batches(url: str, count: int) -> list[float]:
 
 async def against_one_statement(database: Database, url: str, admin_url: str, rounds: int = 12) -> list[Figure]:
     """Alternate the job's batches with the statement's over the same table; compare medians and slowest."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     await seed_holds(admin_url, 2 * (rounds * 10 + 10) * BATCH)
     await our_batches(database, 10)
     await statement_batches(url, 10)
