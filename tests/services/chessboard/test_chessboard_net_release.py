@@ -305,7 +305,7 @@ async def test_the_runs_id_ties_together_all_that_a_cycle_writes(world: World) -
     assert await world.admin.fetchval("select count(*) from chessboard.job_run where id = $1", run) == 1
 
 
-@pytest.mark.req("HLD-08", "HLD-13")
+@pytest.mark.req("HLD-13")
 async def test_nothing_but_the_object_and_what_tells_of_it_is_written(world: World) -> None:
     unit = await lost(world)
     row = await world.object_row(unit)
