@@ -179,7 +179,7 @@ async def test_a_late_release_that_comes_after_the_net_is_a_no_op_without_mismat
     assert await letters(world) == [], "no CHESSBOARD_PROPERTY_OBJECT_HOLD_MISMATCH"
 
 
-@pytest.mark.req("HLD-96")
+@pytest.mark.req("HLD-08", "HLD-96")
 async def test_a_hold_that_was_prolonged_in_time_is_not_freed(world: World) -> None:
     crm, unit, booking = Crm(world), await world.property_object(), uuid4()
     await crm.ask(HOLD, unit, booking, at=world.ago(hours=1))

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from board_world import World, scrape
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from net_pieces import GRACE, PREFIX, counted, cycle, everything, lost, lost_in_order, net
 from structlog.testing import capture_logs
 
@@ -94,17 +94,28 @@ async def test_a_dead_letter_that_was_settled_explains_nothing(world: World) -> 
 async def test_a_consumer_that_has_not_read_what_is_older_than_the_grace_lags(
     connected: World, broker: TestBroker
 ) -> None:
-    unit = await lost(connected)
+    connected.clock.advance(timedelta(days=400))  # so that all that other tests have sent is older
+    (unit,) = await elsewhere(connected, broker.address, 1)
     producer = Producer({"bootstrap.servers": broker.address.bootstrap, "partitioner": "murmur2_random"})
     at = int((connected.now - GRACE - timedelta(minutes=1)).timestamp() * 1000)
-    producer.produce(EXPIRED, key=str(unit).encode(), value=b"{}", timestamp=at)
+    sent: list[Message] = []
+    producer.produce(
+        EXPIRED, b"{}", str(unit).encode(), timestamp=at, on_delivery=lambda _, message: sent.append(message)
+    )
     assert producer.flush(20) == 0
-    overdue = await read_overdue(broker.address, GROUP, {EXPIRED}, connected.now - GRACE, 20)
-    place = Place(EXPIRED, partition_of(str(unit).encode(), [place.partition for place in overdue]))
-    assert overdue[place]
-    early = await read_overdue(broker.address, GROUP, {EXPIRED}, connected.now - GRACE - timedelta(minutes=2), 20)
-    assert not early[place], "what is younger may still be on its way"
-    assert await causes(connected) == {str(unit): "consumer_lagging"}
+    try:
+        overdue = await read_overdue(broker.address, GROUP, {EXPIRED}, connected.now - GRACE, 20)
+        place = Place(EXPIRED, partition_of(str(unit).encode(), [place.partition for place in overdue]))
+        assert place.partition == sent[0].partition()
+        assert overdue[place]
+        early = await read_overdue(broker.address, GROUP, {EXPIRED}, connected.now - GRACE - timedelta(minutes=2), 20)
+        assert not early[place], "what is younger may still be on its way"
+        assert await causes(connected) == {str(unit): "consumer_lagging"}
+    finally:
+        read = TopicPartition(EXPIRED, sent[0].partition(), sent[0].offset() + 1)
+        reader = Consumer({"bootstrap.servers": broker.address.bootstrap, "group.id": GROUP})
+        reader.commit(offsets=[read], asynchronous=False)
+        reader.close()
 
 
 @pytest.mark.messaging
