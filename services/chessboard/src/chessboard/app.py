@@ -17,6 +17,7 @@ from chassis.idempotency import IdempotencyKeys
 from chassis.identity import TokenVerifier
 from chassis.job_records import JobRecords
 from chassis.jobs import JobDriver
+from chassis.live import LiveTail
 from chassis.messaging import Producer, require_topics
 from chassis.relay import Floor, OutboxWatch, Relay, RelayMetrics, Wakeup
 from chassis.runtime import Background, Loop
@@ -71,8 +72,11 @@ def build(settings: ChessboardSettings, roles: frozenset[str], clock: Clock | No
     declared = jobs.declare_jobs(settings, system, registry)
     drivers = [JobDriver(job, system, clock, JobRecords(SCHEMA)) for job in declared]
     sealer = AuditSealer(system, clock, schema=SCHEMA, registry=registry, event=messages.AUDIT_RECORDED)
+    live = LiveTail(settings.kafka, messages.STATUS_CHANGED_TOPIC, api.read_change, registry)
     loops: list[Loop] = []
     topics = {event.topic for event in messages.PUBLISHED}
+    if "api" in roles:
+        loops.append(live)
     if "consumers" in roles:
         for handling in handlings:
             loops += [ConsumerLoop(handling, settings.kafka), ParkedKeysLoop(handling)]
@@ -110,6 +114,7 @@ def build(settings: ChessboardSettings, roles: frozenset[str], clock: Clock | No
             "system_database": system,
             "verifier": TokenVerifier(settings.jwt_issuers),
             "clock": clock,
+            "live": live,
             "hold_grace": settings.hold_grace,
         },
     )
