@@ -7,10 +7,11 @@ chooses more than one of its issuer's own keys.
 import base64
 import binascii
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
@@ -52,6 +53,7 @@ class Principal:
         partner_id: set for an API client of a tenant.
         roles: platform and tenant roles.
         scopes: what the token allows.
+        accepted_until: Unix time from which the token is refused.
     """
 
     subject: str
@@ -59,6 +61,7 @@ class Principal:
     partner_id: UUID | None
     roles: frozenset[str]
     scopes: frozenset[str]
+    accepted_until: float = field(default=math.inf, compare=False)
 
     @property
     def actor(self) -> Actor:
@@ -113,7 +116,7 @@ class TokenVerifier:
         if key is None or not _is_signed(token, key, algorithm):
             raise Unauthenticated("the access token is not signed by a trusted issuer")
         self._check(claims, issuer)
-        return _principal(claims)
+        return _principal(claims, self._leeway)
 
     def _check(self, claims: dict[str, Any], issuer: JwtIssuer) -> None:
         registry = jwt.JWTClaimsRegistry(
@@ -179,7 +182,7 @@ def _is_signed(token: str, key: Any, algorithm: str) -> bool:
     return True
 
 
-def _principal(claims: dict[str, Any]) -> Principal:
+def _principal(claims: dict[str, Any], leeway: int) -> Principal:
     try:
         return Principal(
             subject=_matching(_SUBJECT, claims["sub"]),
@@ -187,8 +190,9 @@ def _principal(claims: dict[str, Any]) -> Principal:
             partner_id=UUID(claims["partner_id"]) if claims.get("partner_id") else None,
             roles=_roles(claims.get("roles", [])),
             scopes=frozenset(_text(claims.get("scope", "")).split()),
+            accepted_until=float(claims["exp"] + leeway),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise Unauthenticated("the access token lacks a tenant or has malformed claims") from error
 
 

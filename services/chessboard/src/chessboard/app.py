@@ -18,6 +18,7 @@ from chassis.idempotency import IdempotencyKeys
 from chassis.identity import TokenVerifier
 from chassis.job_records import JobRecords
 from chassis.jobs import JobDriver
+from chassis.live import LiveTail
 from chassis.messaging import Producer, require_topics
 from chassis.relay import Floor, OutboxWatch, Relay, RelayMetrics, Wakeup
 from chassis.runtime import Background, Loop
@@ -74,8 +75,11 @@ def build(settings: ChessboardSettings, roles: frozenset[str], clock: Clock | No
     declared = jobs.declare_jobs(settings, system, registry, consumer=consumers.CRM_PROPERTY_OBJECT_STATUS)
     drivers = [JobDriver(job, system, clock, JobRecords(SCHEMA)) for job in declared]
     sealer = AuditSealer(system, clock, schema=SCHEMA, registry=registry, event=messages.AUDIT_RECORDED)
+    live = LiveTail(settings.kafka, messages.STATUS_CHANGED_TOPIC, api.read_change, registry)
     loops: list[Loop] = []
     topics = {event.topic for event in messages.PUBLISHED}
+    if "api" in roles:
+        loops.append(live)
     if "consumers" in roles:
         for handling in handlings:
             loops += [ConsumerLoop(handling, settings.kafka), ParkedKeysLoop(handling)]
@@ -113,6 +117,7 @@ def build(settings: ChessboardSettings, roles: frozenset[str], clock: Clock | No
             "system_database": system,
             "verifier": TokenVerifier(settings.jwt_issuers),
             "clock": clock,
+            "live": live,
             "hold_grace": settings.hold_grace,
         },
     )

@@ -2,6 +2,7 @@
 
 from chassis.messaging.kafka.group import SESSION_SECONDS, GroupReader, read_lag, read_overdue
 from chassis.messaging.kafka.producer import Producer, partition_of
+from chassis.messaging.kafka.tail import TailReader
 from chassis.messaging.kafka.topics import (
     auto_creates_topics,
     create_topics,
@@ -12,6 +13,7 @@ from chassis.messaging.kafka.topics import (
 from chassis.messaging.records import (
     BrokerUnavailable,
     KafkaAddress,
+    OffsetsGone,
     Place,
     Publication,
     Received,
@@ -25,12 +27,14 @@ __all__ = [
     "BrokerUnavailable",
     "GroupReader",
     "KafkaAddress",
+    "OffsetsGone",
     "Place",
     "Producer",
     "Publication",
     "Received",
     "Record",
     "RecordRefused",
+    "TailReader",
     "TopicSpec",
     "auto_creates_topics",
     "create_topics",

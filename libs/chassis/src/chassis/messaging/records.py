@@ -10,6 +10,10 @@ class BrokerUnavailable(Exception):
     """Kafka could not be reached, or did not acknowledge in time; nothing is known about the records."""
 
 
+class OffsetsGone(Exception):
+    """What stood at a position of a topic is no longer there."""
+
+
 class RecordRefused(Exception):
     """A record that the broker or the client refuses for its own sake, while others pass: too large, no such topic.
 

@@ -10,6 +10,7 @@ from chassis.web.application import create_app
 from chassis.web.bodies import Body, Instant, StorableObject, StorableText
 from chassis.web.calls import PLATFORM_ADMIN, Call, operating, principal_with, reading, writing
 from chassis.web.envelope import CORRELATION_HEADER, MAX_BODY_BYTES, BodyTooLarge, RequestEnvelope
+from chassis.web.event_streams import EventStream
 from chassis.web.operations import Check
 from chassis.web.pages import Keyset, Page
 from chassis.web.representations import represent
@@ -25,6 +26,7 @@ __all__ = [
     "Call",
     "Check",
     "ErrorAnswer",
+    "EventStream",
     "IfMatch",
     "InputRefused",
     "Instant",

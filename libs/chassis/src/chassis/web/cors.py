@@ -23,7 +23,10 @@ class CrossOrigin(CORSMiddleware):
             app,
             allow_origins=origins,
             allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
-            allow_headers=("authorization", "content-type", "idempotency-key", "if-match", "x-request-id"),
+            allow_headers=(
+                "authorization", "content-type", "idempotency-key", "if-match", "if-none-match", "last-event-id",
+                "x-request-id",
+            ),
             expose_headers=(
                 "etag", "idempotency-replayed", "location", "ratelimit-limit", "ratelimit-remaining",
                 "ratelimit-reset", "retry-after", "x-request-id",

@@ -21,6 +21,7 @@ CORRELATION_HEADER: Final = "x-request-id"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _QUIET: Final = frozenset({"/health/live", "/health/ready", "/metrics"})
 """Asked every few seconds by machines: logged at level DEBUG."""
+_STREAM: Final = b"text/event-stream"
 _MOST_DIGITS: Final = len(str(MAX_BODY_BYTES))
 _ACCEPTABLE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 log = structlog.get_logger(__name__)
@@ -42,11 +43,16 @@ class RequestEnvelope:
         state["correlation_id"] = correlation_id = _correlation_id(headers)
         started = time.perf_counter()
         status = 0
+        begun: float | None = None
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, begun
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if any(
+                    value.startswith(_STREAM) for name, value in message.get("headers", ()) if name == b"content-type"
+                ):
+                    begun = time.perf_counter()  # a stream's length says nothing of how fast we answer
                 added = {CORRELATION_HEADER: correlation_id} | state.get("rate_limit", {})
                 answered = message.setdefault("headers", [])
                 if not any(name.lower() == b"cache-control" for name, _ in answered):
@@ -62,7 +68,7 @@ class RequestEnvelope:
                     raise
                 await unexpected(Request(scope), error)(scope, receive, send_with_headers)
             finally:
-                self._note(scope, status, time.perf_counter() - started)
+                self._note(scope, status, (begun or time.perf_counter()) - started)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")

@@ -5,9 +5,10 @@ Bodies are camelCase, instants carry an offset, unknown fields are refused, and 
 
 from typing import Final
 
-from chessboard.api import grid, imports, objects, projects
+from chessboard.api import grid, imports, objects, projects, stream
 from chessboard.api.errors import ERRORS, READ, SALES_ADMIN, WRITE
+from chessboard.api.stream import read_change
 
-ROUTERS: Final = (projects.router, objects.router, grid.router, imports.router)
+ROUTERS: Final = (projects.router, objects.router, grid.router, imports.router, stream.router)
 
-__all__ = ["ERRORS", "READ", "ROUTERS", "SALES_ADMIN", "WRITE"]
+__all__ = ["ERRORS", "READ", "ROUTERS", "SALES_ADMIN", "WRITE", "read_change"]

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from chassis.live import StreamUnavailable, TooManyStreams
 from chassis.problems import ErrorAnswer
 from chassis.web import Call
 from chessboard.commands import By
@@ -34,6 +35,8 @@ ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
     StatusTransitionRefused: ErrorAnswer(409, "status_transition_refused"),
     HoldMismatch: ErrorAnswer(409, "CHESSBOARD_PROPERTY_OBJECT_HOLD_MISMATCH"),
     VersionConflict: ErrorAnswer(409, "version_conflict"),
+    TooManyStreams: ErrorAnswer(429, "too_many_streams"),
+    StreamUnavailable: ErrorAnswer(503, "stream_unavailable"),
 }
 
 
