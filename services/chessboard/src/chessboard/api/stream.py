@@ -35,7 +35,7 @@ def read_change(record: Received) -> LiveEvent | None:
     return LiveEvent(audience, "status-changed", orjson.dumps({shown: payload[name] for name, shown in _SHOWN.items()}))
 
 
-@router.get("/{project_id}/stream", response_class=EventStream)
+@router.get("/{project_id}/stream", status_code=200, response_class=EventStream)
 async def watch_project(
     request: Request,
     project_id: UUID,
