@@ -27,7 +27,7 @@ from chassis.testing.kafka import RunningBroker, cache_folder
 from chassis.testing.plugin import DatabaseTemplates, TestDatabase
 from chassis.testing.processes import CannotStart
 from chassis.testing.servers import EmbeddedPostgres
-from tests.bench import calendar, consuming, held_snapshot, memory, messaging, overdue
+from tests.bench import calendar, consuming, grid, held_snapshot, memory, messaging, overdue
 from tests.bench.report import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,6 +115,13 @@ async def measure_latency(bench: Bench) -> list[Figure]:
     return figures
 
 
+async def measure_grid(bench: Bench) -> list[Figure]:
+    """Measure chessboard's grid."""
+    return await grid.against_bare_sql(
+        await bench.templates.make("chessboard", ROOT / "services/chessboard/migrations")
+    )
+
+
 async def measure_calendar(_: Bench) -> list[Figure]:
     """Measure the calendar."""
     return calendar.against_astimezone()
@@ -132,6 +139,7 @@ PARTS: dict[str, Callable[[Bench], Awaitable[list[Figure]]]] = {
     "held": measure_held,
     "consuming": measure_consuming,
     "latency": measure_latency,
+    "grid": measure_grid,
     "calendar": measure_calendar,
     "memory": measure_memory,
 }
