@@ -18,7 +18,7 @@ COMMITTERS = {
     f"{CHASSIS}/migrations.py": "connection.commit",
     f"{CHASSIS}/messaging/kafka/group.py": "self._client.commit",  # offsets, after the database
 }
-KAFKA_CLIENTS = {f"{CHASSIS}/messaging/kafka/{name}.py" for name in ("producer", "topics", "group", "causes")}
+KAFKA_CLIENTS = {f"{CHASSIS}/messaging/kafka/{name}.py" for name in ("producer", "topics", "group", "tail", "causes")}
 _DRIVERS = (
     "jobs", "runtime", "batching", "consumers/batches", "consumers/parking", "web/envelope", "web/operations",
 )  # fmt: skip
