@@ -1,7 +1,7 @@
 """`make bench`: measures, prints a table, writes .pin/bench.json; every figure is a ratio within one run.
 
-Exit status 1 if a bar is not met. `python -m tests.bench overdue relay held latency calendar memory` runs a part;
-HELD_SECONDS=120 holds the snapshot for as long as the official run does.
+Exit status 1 if a bar is not met. `python -m tests.bench overdue relay held requests latency calendar memory` runs
+a part; HELD_SECONDS=120 holds the snapshot for as long as the official run does.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from chassis.testing.kafka import RunningBroker, cache_folder
 from chassis.testing.plugin import DatabaseTemplates, TestDatabase
 from chassis.testing.processes import CannotStart
 from chassis.testing.servers import EmbeddedPostgres
-from tests.bench import calendar, consuming, grid, held_snapshot, memory, messaging, overdue
+from tests.bench import calendar, consuming, grid, held_snapshot, memory, messaging, overdue, requests
 from tests.bench.report import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +105,15 @@ async def measure_consuming(bench: Bench) -> list[Figure]:
     return figures
 
 
+async def measure_requests(bench: Bench) -> list[Figure]:
+    """Measure chessboard's consumer of CRM's requests."""
+    database = await bench.templates.make("chessboard", ROOT / "services/chessboard/migrations")
+    sessions = opened(database)
+    figures = await requests.consumer_path(sessions, database.system_url, database.admin_url)
+    await sessions.close()
+    return figures
+
+
 async def measure_latency(bench: Bench) -> list[Figure]:
     """Measure the time from commit to consumer."""
     database = await bench.database()
@@ -138,6 +147,7 @@ PARTS: dict[str, Callable[[Bench], Awaitable[list[Figure]]]] = {
     "relay": measure_relay,
     "held": measure_held,
     "consuming": measure_consuming,
+    "requests": measure_requests,
     "latency": measure_latency,
     "grid": measure_grid,
     "calendar": measure_calendar,

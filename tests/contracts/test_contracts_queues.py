@@ -115,7 +115,7 @@ def test_a_service_may_write_its_topics_and_a_consumer_read_them_and_nothing_els
             *(
                 Acl("User:messenger", operation, "topic", topic)
                 for operation in ("Describe", "Read")
-                for topic in ("pin.crm.deal-timeline.v1", "pin.crm.timeline-overdue.v1")
+                for topic in ("pin.crm.booking.v1", "pin.crm.deal-timeline.v1", "pin.crm.timeline-overdue.v1")
             ),
             Acl("User:messenger", "Read", "group", "pin.messenger.", prefixed=True),
         ]

@@ -1,7 +1,7 @@
 """A consumer of numbered notes that fails on purpose, and a foreign producer that writes whatever it is told."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -52,12 +52,21 @@ class Desk:
             answer = mood()
             if asyncio.iscoroutine(answer):
                 await answer
-        await (await driver_connection(session)).execute(
-            "insert into crm.thing (id, rank, note) values ($1, $2, $3)",
-            uuid4(),
-            delivery.payload.number,
-            delivery.payload.key,
-        )
+        await _write(session, delivery.payload.number, delivery.payload.key)
+
+    @staticmethod
+    def noting(note: str) -> Callable[[AsyncSession], Awaitable[None]]:
+        """Return what writes a note of its own."""
+
+        async def write(session: AsyncSession) -> None:
+            await _write(session, 0, note)
+
+        return write
+
+
+async def _write(session: AsyncSession, rank: int, note: str) -> None:
+    connection = await driver_connection(session)
+    await connection.execute("insert into crm.thing (id, rank, note) values ($1, $2, $3)", uuid4(), rank, note)
 
 
 def notes_consumer(topic: str, desk: Desk, **fields: Any) -> Consumer:

@@ -1,7 +1,7 @@
 """Rows written with COPY: their text and bytes, their number, and what a failure leaves."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from chassis.db import LINES_AT_ONCE, Database, copy_bytes, copy_lines, copy_text, driver_connection
-from chassis.gathering import gathered
+from chassis.gathering import gather, gathered, is_gathering
 
 Connection = asyncpg.Connection
 
@@ -90,3 +90,54 @@ async def test_what_a_savepoint_undoes_is_not_gathered(system: Database, admin: 
                         raise LookupError
     ranks = await admin.fetch("select rank from crm.thing order by rank")
     assert [row["rank"] for row in ranks] == [0, 2, 10, 12]
+
+
+async def test_a_function_gets_all_that_a_block_was_given_for_it_once_and_nothing_that_was_undone(system: Database):
+    calls: list[list[int]] = []
+
+    async def write(_: AsyncSession, items: Sequence[int]) -> None:
+        calls.append(list(items))
+
+    async with system.write() as session:
+        await gather(session, write, [1, 2])
+        assert calls == [[1, 2]], "outside of a block at once"
+        async with gathered(session):
+            assert is_gathering(session)
+            await gather(session, write, [3])
+            with contextlib.suppress(LookupError):
+                async with session.begin_nested():
+                    await gather(session, write, [4])
+                    raise LookupError
+            await gather(session, write, iter([5]))
+            assert len(calls) == 1
+        assert not is_gathering(session)
+    assert calls == [[1, 2], [3, 5]]
+
+
+async def test_functions_write_before_lines_are_copied_and_may_copy_lines_themselves(
+    system: Database, admin: Connection
+):
+    async def write(session: AsyncSession, items: Sequence[int]) -> None:
+        assert await things(admin) == 0
+        await copy_lines(session, "crm.thing", ("id", "rank"), [f"{uuid4()}\t{item}" for item in items])
+
+    async with system.write() as session, gathered(session):
+        await copy_lines(session, "crm.thing", ("id", "rank"), [f"{uuid4()}\t2"])
+        await gather(session, write, [1])
+    rows = await admin.fetch("select rank from crm.thing order by ctid")
+    assert [row["rank"] for row in rows] == [1, 2]
+
+
+async def test_a_block_that_fails_writes_nothing_and_is_over(system: Database):
+    calls: list[list[int]] = []
+
+    async def write(_: AsyncSession, items: Sequence[int]) -> None:
+        calls.append(list(items))
+
+    async with system.write() as session:
+        with contextlib.suppress(LookupError):
+            async with gathered(session):
+                await gather(session, write, [1])
+                raise LookupError
+        assert not is_gathering(session)
+    assert calls == []

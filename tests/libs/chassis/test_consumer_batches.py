@@ -323,6 +323,32 @@ async def test_a_refusal_is_kept_at_once_and_its_key_flows(
     assert await admin.fetchval("select count(*) from crm.outbox") == 1
 
 
+async def test_what_a_refusal_does_instead_is_done_once_and_what_the_handler_did_is_not(
+    batches: Batches, desk: Desk, tape: Tape, system: Database
+) -> None:
+    desk.moods[1] = Moods.always(lambda: Refused("HOLD_MISMATCH", "no", desk.noting("told")))
+    for number in (1, 2):
+        tape.note("k", number)
+    for _ in range(2):
+        assert not (await take(batches, tape)).behind
+    assert await written(system) == [("told", 0), ("k", 2)]
+    assert await letters(system) == [("refused", "HOLD_MISMATCH")]
+
+
+async def test_a_refusal_whose_instead_fails_is_tried_again_and_parks_its_key(
+    batches: Batches, desk: Desk, tape: Tape, system: Database
+) -> None:
+    async def fail(_: AsyncSession) -> None:
+        raise LookupError
+
+    desk.moods[1] = Moods.always(lambda: Refused("HOLD_MISMATCH", "no", fail))
+    for key, number in (("k", 1), ("other", 2)):
+        tape.note(key, number)
+    await again_until_done(batches, tape)
+    assert await letters(system, "disposition, error_class") == [("exhausted", "LookupError")]
+    assert await written(system) == [("other", 2)]
+
+
 @pytest.mark.req("EVT-110", "EVT-111")
 class TestInfrastructure:
     async def test_a_source_that_is_away_counts_against_nobody(

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import orjson
 import pytest
 from board_world import OTHER_TENANT, TENANT, World, scrape
+from confluent_kafka import Producer
 
 from chassis.consumers.batches import Batches
 from chassis.consumers.handling import Handling
@@ -17,6 +18,7 @@ from chassis.consumers.parking import ParkedKeysLoop
 from chassis.instants import rfc3339
 from chassis.messaging import Received
 from chassis.runtime import Stop
+from chassis.testing.plugin import TestBroker
 from chessboard.app import Chessboard
 
 HOLD, BOOK, SELL = (
@@ -286,6 +288,57 @@ async def test_the_consumer_locks_the_rows_that_it_changes_and_waits_for_them(wo
         await world.admin.execute("update chessboard.property_object set version = 9 where id = $1", unit)
     assert await asking == ("held", None)
     assert (await world.object_row(unit))["version"] == 10
+
+
+async def test_members_whose_batches_share_objects_in_any_order_never_deadlock(world: World) -> None:
+    members = [Crm(world) for _ in range(4)]
+    building = await world.building(await world.project())
+    units = [await world.property_object(building) for _ in range(12)]
+    chance = random.Random(7)
+
+    async def send(member: Crm, number: int) -> None:
+        for turn in range(6):
+            mine = chance.sample(units, len(units))
+            sequence = 1 + turn * len(members) + number
+            await member.send(*(member.record(HOLD, unit, uuid4(), sequence=sequence) for unit in mine))
+
+    await asyncio.gather(*(send(member, number) for number, member in enumerate(members)))
+    assert len(await world.events(ANSWERED)) == 4 * 6 * 12
+    rows = [await world.object_row(unit) for unit in units]
+    assert {row["status"] for row in rows} == {"Reserved"}
+    assert sum(row["version"] - 1 for row in rows) == len(await world.events(CHANGED))
+    assert await letters(world) == []
+    for member in members:
+        found = await scrape(member.board)
+        group = member.handling.consumer.group
+        assert not [
+            name for name in found if name.startswith(f'pin_consumer_batches_total{{consumer="{group}",mode="one')
+        ]
+
+
+@pytest.mark.messaging
+@pytest.mark.req("HLD-98")
+async def test_a_request_that_comes_over_the_broker_is_answered_over_it(connected: World, broker: TestBroker) -> None:
+    """The normal path: request, consumer, answer and change, with no job at work."""
+    world, unit, booking = connected, await connected.property_object(), uuid4()
+    board = world.board("consumers", "relay")
+    record = Crm(world, board).record(HOLD, unit, booking)
+    release = Crm(world, board).record(EXPIRED, unit, booking, sequence=2)
+    async with board.app.router.lifespan_context(board.app):
+        producer = Producer({"bootstrap.servers": world.bootstrap, "partitioner": "murmur2_random"})
+        for one, outcome in ((record, "held"), (release, "released")):
+            producer.produce(one.topic, key=one.key, value=one.value, headers=list(one.headers))
+            assert await asyncio.to_thread(producer.flush, 20) == 0
+            answer = await asyncio.to_thread(
+                broker.expect,
+                ANSWERED,
+                ANSWERED,
+                lambda event, outcome=outcome: event.key == str(unit) and event.payload["Outcome"] == outcome,
+                60,
+            )
+            assert answer.payload["BookingId"] == str(booking)
+    row = await world.object_row(unit)
+    assert (row["status"], row["status_source"], row["version"]) == ("Free", "Crm", 3)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -170,3 +170,13 @@ async def test_the_apis_role_does_not_read_what_belongs_to_workers(world: World,
     api = await as_role(world, "chessboard_api")
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await api.fetch(f"select * from chessboard.{table}")
+
+
+async def test_no_role_of_the_service_has_a_right_on_another_schema(world: World) -> None:
+    await world.admin.execute("create table if not exists crm.deal (id int)")
+    for role in SERVICE_ROLES:
+        connection = await as_role(world, role)
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.fetch("select * from crm.deal")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute("create table chessboard.extra (id int)")

@@ -270,7 +270,8 @@ async def test_tenant_is_not_left_behind_on_a_pooled_connection(world: World, fa
 
 
 async def test_role_has_no_right_on_another_schema(world: World) -> None:
-    await world.admin.execute("create schema chessboard; create table chessboard.project (id int)")
+    assert await world.admin.fetchval("select to_regnamespace('chessboard') is not null")
+    await world.admin.execute("create table chessboard.project (id int)")
     for role in SERVICE_ROLES:
         connection = await as_role(world, role)
         with pytest.raises(asyncpg.InsufficientPrivilegeError):

@@ -131,7 +131,7 @@ class TokenVerifier:
             registry.validate(claims)
         except JoseError as error:
             raise Unauthenticated(f"the access token is refused: {error.description or error.error}") from error
-        return registry.now()
+        return registry.now
 
 
 def _parts(token: str) -> tuple[dict[str, Any], dict[str, Any]]:

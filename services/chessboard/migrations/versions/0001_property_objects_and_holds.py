@@ -124,7 +124,6 @@ create table chessboard.hold_ledger (
   released boolean not null,
   primary key (property_object_id, booking_id)
 );
-create index ix_hold_ledger_unreleased on chessboard.hold_ledger (property_object_id) where not released;
 
 create table chessboard.project_recalc_request (
   id bigint generated always as identity primary key,

@@ -170,7 +170,6 @@ hold_ledger = Table(
         ["property_object_id"], ["chessboard.property_object.id"], name="fk_hold_ledger_property_object"
     ),
     CheckConstraint("last_sequence >= 1", name="ck_last_sequence_positive"),
-    Index("ix_hold_ledger_unreleased", "property_object_id", postgresql_where=text("not released")),
 )
 """What CRM has last asked for each booking of an object; written under the object's row lock."""
 
