@@ -27,7 +27,7 @@ from chassis.testing.kafka import RunningBroker, cache_folder
 from chassis.testing.plugin import DatabaseTemplates, TestDatabase
 from chassis.testing.processes import CannotStart
 from chassis.testing.servers import EmbeddedPostgres
-from tests.bench import calendar, consuming, expiring, held_snapshot, memory, messaging, overdue, requests
+from tests.bench import calendar, consuming, expiring, grid, held_snapshot, memory, messaging, overdue, requests
 from tests.bench.report import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,6 +133,13 @@ async def measure_latency(bench: Bench) -> list[Figure]:
     return figures
 
 
+async def measure_grid(bench: Bench) -> list[Figure]:
+    """Measure chessboard's grid."""
+    return await grid.against_bare_sql(
+        await bench.templates.make("chessboard", ROOT / "services/chessboard/migrations")
+    )
+
+
 async def measure_calendar(_: Bench) -> list[Figure]:
     """Measure the calendar."""
     return calendar.against_astimezone()
@@ -152,6 +159,7 @@ PARTS: dict[str, Callable[[Bench], Awaitable[list[Figure]]]] = {
     "requests": measure_requests,
     "expiring": measure_expiring,
     "latency": measure_latency,
+    "grid": measure_grid,
     "calendar": measure_calendar,
     "memory": measure_memory,
 }

@@ -135,12 +135,7 @@ def starts_work_of_its_own(name: str, text: str) -> list[str]:
 
 
 def asks_the_process_clock(name: str, text: str) -> list[str]:
-    """An instant is an argument, from the clock of chassis; monotonic time measures durations only.
-
-    How long a token is still valid is told by the clock by which the library has judged it.
-    """
-    if name == f"{CHASSIS}/web/event_streams.py":
-        text = text.replace("self._principal.accepted_until - time.time()", "0")
+    """An instant is an argument, from the clock of chassis; monotonic time measures durations only."""
     wall_clocks = {"datetime.now", "datetime.utcnow", "date.today", "datetime.today", "time.time", "time.time_ns"}
     return [
         f"{name}:{node.lineno}: {called}() is the process's own clock; take `now` as an argument"

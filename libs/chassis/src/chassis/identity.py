@@ -53,7 +53,7 @@ class Principal:
         partner_id: set for an API client of a tenant.
         roles: platform and tenant roles.
         scopes: what the token allows.
-        accepted_until: Unix time from which the token is refused.
+        accepted_for: seconds for which the token would still be accepted when it was.
     """
 
     subject: str
@@ -61,7 +61,7 @@ class Principal:
     partner_id: UUID | None
     roles: frozenset[str]
     scopes: frozenset[str]
-    accepted_until: float = field(default=math.inf, compare=False)
+    accepted_for: float = field(default=math.inf, compare=False)
 
     @property
     def actor(self) -> Actor:
@@ -115,10 +115,11 @@ class TokenVerifier:
         key = await keys.find(_key_id(header), algorithm)
         if key is None or not _is_signed(token, key, algorithm):
             raise Unauthenticated("the access token is not signed by a trusted issuer")
-        self._check(claims, issuer)
-        return _principal(claims, self._leeway)
+        checked_at = self._check(claims, issuer)
+        return _principal(claims, lambda exp: float(exp + self._leeway - checked_at))
 
-    def _check(self, claims: dict[str, Any], issuer: JwtIssuer) -> None:
+    def _check(self, claims: dict[str, Any], issuer: JwtIssuer) -> int:
+        """Return the time by which a token is acceptable."""
         registry = jwt.JWTClaimsRegistry(
             leeway=self._leeway,
             iss={"essential": True, "value": issuer.issuer},
@@ -130,6 +131,7 @@ class TokenVerifier:
             registry.validate(claims)
         except JoseError as error:
             raise Unauthenticated(f"the access token is refused: {error.description or error.error}") from error
+        return registry.now
 
 
 def _parts(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -182,7 +184,7 @@ def _is_signed(token: str, key: Any, algorithm: str) -> bool:
     return True
 
 
-def _principal(claims: dict[str, Any], leeway: int) -> Principal:
+def _principal(claims: dict[str, Any], left: Callable[[Any], float]) -> Principal:
     try:
         return Principal(
             subject=_matching(_SUBJECT, claims["sub"]),
@@ -190,7 +192,7 @@ def _principal(claims: dict[str, Any], leeway: int) -> Principal:
             partner_id=UUID(claims["partner_id"]) if claims.get("partner_id") else None,
             roles=_roles(claims.get("roles", [])),
             scopes=frozenset(_text(claims.get("scope", "")).split()),
-            accepted_until=float(claims["exp"] + leeway),
+            accepted_for=left(claims["exp"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise Unauthenticated("the access token lacks a tenant or has malformed claims") from error

@@ -191,8 +191,39 @@ CRM_TOPICS: Final = {
 }
 """Topics of CRM's requests, each of one type that is named like it, with what reads it."""
 
-CONSUMED: Final[Mapping[tuple[str, str], Callable[[Mapping[str, Any]], CrmRequest]]] = {
-    (topic, topic): read for topic, read in CRM_TOPICS.items()
+
+@dataclass(frozen=True, slots=True)
+class WatchedChange:
+    """A change of status as those see it who watch its project.
+
+    Attributes:
+        shown: what they are told of it, in the names of HTTP.
+    """
+
+    tenant_id: UUID
+    project_id: UUID
+    shown: Mapping[str, Any]
+
+
+def read_change(value: Mapping[str, Any]) -> WatchedChange:
+    """Parse a change of status that we have published.
+
+    Raises:
+        ValueError, TypeError, LookupError, AttributeError: it is in breach of its contract.
+    """
+    shown = {shown: value[name] for name, shown in _SHOWN.items()}
+    return WatchedChange(UUID(value["TenantId"]), UUID(value["ProjectId"]), shown)
+
+
+_SHOWN: Final = {
+    name: name[0].lower() + name[1:]
+    for name in PropertyObjectStatusChangedPayload.__annotations__
+    if name != "TenantId"
+}
+
+CONSUMED: Final[Mapping[tuple[str, str], Callable[[Mapping[str, Any]], CrmRequest | WatchedChange]]] = {
+    **{(topic, topic): read for topic, read in CRM_TOPICS.items()},
+    (STATUS_CHANGED_TOPIC, STATUS_CHANGED.type): read_change,
 }
 
 

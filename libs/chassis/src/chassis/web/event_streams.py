@@ -4,7 +4,6 @@ Whatever ends a stream, none of its tasks outlives it.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Final
@@ -18,6 +17,9 @@ from chassis.live import Subscription
 LAST_SEND_SECONDS: Final = 1.0
 """For the last chunk of an answer whose reader may have stopped reading."""
 
+LONGEST_SECONDS: Final = 86_400.0
+"""A stream is opened anew after a day at the latest."""
+
 _HEADERS: Final[Mapping[str, str]] = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -27,12 +29,18 @@ class EventStream(Response):
     Args:
         watching: opens the subscription when the answer begins.
         principal: the caller; its token's expiry ends the stream.
+        status_code: of the answer.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, watching: Callable[[], AbstractContextManager[Subscription]], principal: Principal) -> None:
-        self.status_code = 200
+    def __init__(
+        self,
+        watching: Callable[[], AbstractContextManager[Subscription]],
+        principal: Principal,
+        status_code: int = 200,
+    ) -> None:
+        self.status_code = status_code
         self.background = None
         self._watching = watching
         self._principal = principal
@@ -46,8 +54,8 @@ class EventStream(Response):
                 asyncio.create_task(one) for one in (_write(subscription, send), _gone(receive), subscription.ended())
             ]
             try:
-                left = self._principal.accepted_until - time.time()
-                await asyncio.wait(tasks, timeout=min(max(left, 0), 86_400), return_when=asyncio.FIRST_COMPLETED)
+                seconds = min(max(self._principal.accepted_for, 0), LONGEST_SECONDS)
+                await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for task in tasks:
                     task.cancel()

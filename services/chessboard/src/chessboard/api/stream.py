@@ -1,6 +1,6 @@
 """The route of the live stream: changes of status of a project's objects, as they happen."""
 
-from typing import Annotated, Final
+from typing import Annotated
 from uuid import UUID
 
 import orjson
@@ -9,15 +9,9 @@ from fastapi import Header, Request
 from chassis.live import LiveEvent, LiveTail
 from chassis.messaging import Received
 from chassis.web import Call, EventStream, Router, reading
-from chessboard import queries
+from chessboard import messages, queries
 from chessboard.api.errors import READ
-from chessboard.messages import STATUS_CHANGED
 
-_FIELDS: Final = (
-    "PropertyObjectId", "ProjectId", "BuildingId", "FromStatus", "ToStatus", "StatusSource", "ReservedUntil",
-    "BookedUntil", "HoldDealId", "SoldAt", "StatusChangedAt", "Version",
-)  # fmt: skip
-_SHOWN: Final = {name: name[0].lower() + name[1:] for name in _FIELDS}
 router = Router(prefix="/v1/projects", tags=["stream"])
 
 
@@ -28,11 +22,10 @@ def read_change(record: Received) -> LiveEvent | None:
         ValueError, TypeError, LookupError, AttributeError: it is in breach of its contract.
     """
     kind = next((value for name, value in record.headers if name == "ce_type"), None)
-    if kind != STATUS_CHANGED.type.encode() or record.value is None:
+    if kind != messages.STATUS_CHANGED.type.encode() or record.value is None:
         return None
-    payload = orjson.loads(record.value)
-    audience = (UUID(payload["TenantId"]), UUID(payload["ProjectId"]))
-    return LiveEvent(audience, "status-changed", orjson.dumps({shown: payload[name] for name, shown in _SHOWN.items()}))
+    change = messages.read_change(orjson.loads(record.value))
+    return LiveEvent((change.tenant_id, change.project_id), "status-changed", orjson.dumps(change.shown))
 
 
 @router.get("/{project_id}/stream", status_code=200, response_class=EventStream)
