@@ -148,6 +148,24 @@ async def test_a_route_of_the_platform_that_does_not_look_at_the_role_is_found(s
     assert not [sentence for sentence in found if "/v1/admin/jobs" in sentence]
 
 
+async def test_a_route_for_a_tenants_role_that_does_not_look_at_it_or_at_the_tenant_is_found(served: Served):
+    router = Router()
+    forgetful = principal_with("crm:deals:write")
+    forgetful.role = "SALES_ADMIN"  # type: ignore[attr-defined]
+
+    @router.post("/v1/deals/{deal_id}/forgetful")
+    async def run_forgetful(deal_id: UUID, caller: Annotated[Principal, Depends(forgetful)]) -> str:
+        return f"{deal_id} {caller.subject}"
+
+    @router.post("/v1/deals/{deal_id}/careless")
+    async def run_careless(deal_id: UUID, call: Annotated[Call, writing("crm:deals:write", "SALES_ADMIN")]) -> str:
+        return f"{deal_id} {call.correlation_id}"
+
+    found = await findings(served, router)
+    assert "POST /v1/deals/{deal_id}/forgetful: with the roles () it answers 200" in found
+    assert [one for one in found if "careless" in one] == ["POST /v1/deals/{deal_id}/careless: a stranger gets 200"]
+
+
 @pytest.mark.parametrize("table", ["deal", "deal_timeline_event"])
 async def test_row_level_security_switched_off_is_found(served: Served, table: str):
     app, admin = await served("crm")

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
@@ -193,6 +193,17 @@ async def test_who_leaves_leaves_no_task_behind(connected: World, serve, eventua
                 assert served.live.streams == 1
             await eventually(lambda: served.live.streams == 0)
         await eventually(lambda: len(asyncio.all_tasks()) <= before)
+
+
+async def test_streams_keep_no_connection_to_the_database(connected: World, serve, eventually):
+    served = await serve()
+    unit = await connected.property_object()
+    project = (await connected.object_row(unit))["project_id"]
+    async with AsyncExitStack() as stack:
+        watchers = [await stack.enter_async_context(watch(served, project, token())) for _ in range(15)]
+        assert served.live.streams == 15, "more than the pool has"
+        await act(served, unit, "hide")
+        await eventually(lambda: all(watcher.named("status-changed") for watcher in watchers))
 
 
 async def test_a_stop_ends_all_streams_at_once(connected: World, serve, eventually):
