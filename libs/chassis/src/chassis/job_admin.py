@@ -10,13 +10,13 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 from uuid import UUID, uuid5
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from chassis.audit import Audit, AuditRecord
 from chassis.ids import EVENTS_NAMESPACE
 from chassis.job_records import JobRecords
 from chassis.jobs import DailyAt, Job
-from chassis.web import Body, Call, ErrorAnswer, Router, operating
+from chassis.web import Body, Call, ErrorAnswer, Reason, Router, operating
 
 
 class JobNotFound(Exception):
@@ -36,9 +36,7 @@ ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
 class PauseOrder(Body):
     """Body of a pause: why, for whoever finds the job paused."""
 
-    reason: Annotated[
-        str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500, pattern=r"^[^\x00]*$")
-    ]
+    reason: Reason
 
 
 class RunView(Body):

@@ -12,14 +12,13 @@ from uuid import UUID
 
 import orjson
 from fastapi import Depends, Query
-from pydantic import StringConstraints
 
 from chassis.clock import Clock
 from chassis.consumers.dead_letters import By, DeadLetterNotFound, DeadLetterResolved, DeadLetters, Filter
 from chassis.consumers.store import Disposition
 from chassis.db import Database
 from chassis.ids import new_id
-from chassis.web import Body, Call, ErrorAnswer, Router, operating
+from chassis.web import Body, Call, ErrorAnswer, Reason, Router, operating
 
 ERRORS: Final[dict[type[Exception], ErrorAnswer]] = {
     DeadLetterNotFound: ErrorAnswer(404, "dead_letter_not_found"),
@@ -86,9 +85,7 @@ class RetryAnswer(Body):
 class DiscardRequest(Body):
     """Why a dead letter is given up."""
 
-    reason: Annotated[
-        str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500, pattern=r"^[^\x00]+$")
-    ]
+    reason: Reason
 
 
 def router(service: str, schema: str) -> Router:

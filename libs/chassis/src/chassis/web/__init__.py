@@ -7,7 +7,7 @@ comes before the response and a failed commit is never answered with success.
 from chassis.problems import ErrorAnswer
 from chassis.web.answers import MOST_ERRORS, InputRefused
 from chassis.web.application import create_app
-from chassis.web.bodies import Body, Instant, StorableObject, StorableText
+from chassis.web.bodies import Body, Instant, Reason, StorableObject, StorableText
 from chassis.web.calls import PLATFORM_ADMIN, Call, operating, principal_with, reading, writing
 from chassis.web.envelope import CORRELATION_HEADER, MAX_BODY_BYTES, BodyTooLarge, RequestEnvelope
 from chassis.web.operations import Check
@@ -29,6 +29,7 @@ __all__ = [
     "Instant",
     "Keyset",
     "Page",
+    "Reason",
     "RequestEnvelope",
     "Router",
     "StorableObject",

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
 from chassis.clock import EARLIEST, LATEST
@@ -48,3 +48,5 @@ def _written_out(value: Any) -> Any:
 Instant = Annotated[AwareDatetime, Field(ge=EARLIEST, lt=LATEST), BeforeValidator(_written_out)]
 StorableText = Annotated[str, AfterValidator(storable)]
 StorableObject = Annotated[dict[str, Any], AfterValidator(storable)]
+Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500, pattern=r"^[^\x00]+$")]
+"""Why somebody does something, for the audit and for who finds it done."""
